@@ -1,0 +1,2 @@
+//! The guest's architecture: everything that is a pure function of the configuration.
+#![forbid(unsafe_code)]

@@ -1,0 +1,1 @@
+//! The IOMMU backends behind [`crate::assign::ports::IommuBackend`].

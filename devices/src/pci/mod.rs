@@ -1,0 +1,3 @@
+//! PCI as the guest sees it: pure state machines, no system calls.
+
+pub mod address;

@@ -1,0 +1,7 @@
+//! The kernel ABI: ioctls that no crate offers, and ownership of mappings. The only place of this
+//! crate where `unsafe` is allowed; every item exported from here is safe to use.
+#![allow(unsafe_code)]
+
+mod host_map;
+
+pub use host_map::{Alignment, HostMap, HostRange};

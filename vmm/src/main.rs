@@ -1,0 +1,2 @@
+//! The VMM.
+fn main() {}
