@@ -5,7 +5,8 @@ use std::path::Path;
 use crate::setup::Bootable;
 
 /// A kernel command line for guests that boots fast in an emulated machine, whose clocks need no calibration.
-const GUEST_CMDLINE: &str = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check tsc=reliable random.trust_cpu=on";
+const GUEST_CMDLINE: &str = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check tsc=reliable \
+    random.trust_cpu=on cryptomgr.notests initcall_blacklist=load_system_certificate_list";
 /// Variables of the lab's own environment that the command gets as well.
 const PASSED: [&str; 4] = ["PATH", "TERM", "USER", "LANG"];
 const PASSED_PREFIXES: [&str; 2] = ["RUST_", "MINI_VMM_"];
@@ -40,12 +41,15 @@ pub fn script(repository: &Path, kernels: &[Bootable], guest: &str, body: &str) 
     }
     for kernel in kernels {
         let suffix = kernel.name.replace('.', "_");
-        let (image, initrd) = (kernel.image.display(), kernel.guest_initrd.display());
+        let (image, elf) = (kernel.image.display(), kernel.elf.display());
+        let initrd = kernel.guest_initrd.display();
         export(&format!("LAB_KERNEL_{suffix}"), &image.to_string());
         export(&format!("LAB_INITRD_{suffix}"), &initrd.to_string());
+        export(&format!("LAB_VMLINUX_{suffix}"), &elf.to_string());
         if kernel.name == guest {
             export("LAB_KERNEL", &image.to_string());
             export("LAB_INITRD", &initrd.to_string());
+            export("LAB_VMLINUX", &elf.to_string());
         }
     }
     export("LAB_CMDLINE", GUEST_CMDLINE);
@@ -75,6 +79,7 @@ mod tests {
         let kernel = |name| Bootable {
             name,
             image: format!("/k/{name}").into(),
+            elf: format!("/e/{name}").into(),
             host_initrd: "/h".into(),
             guest_initrd: format!("/g/{name}").into(),
         };

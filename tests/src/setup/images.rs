@@ -18,7 +18,7 @@ const HOST_INIT: &str = include_str!("../../../resources/lab/host-init.sh");
 const GUEST_INIT: &str = include_str!("../../../resources/lab/guest-init.sh");
 
 /// What the host loads before anything else.
-const HOST_MODULES: [&str; 8] = [
+const HOST_MODULES: [&str; 7] = [
     "virtio_pci",
     "virtio_console",
     "9pnet_virtio",
@@ -26,7 +26,6 @@ const HOST_MODULES: [&str; 8] = [
     "kvm-amd",
     "vfio-pci",
     "vfio_iommu_type1",
-    "tun",
 ];
 
 /// Drivers for the devices that QEMU can emulate: loaded when such a device is there.

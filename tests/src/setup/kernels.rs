@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::paths::Cache;
 use crate::setup::apt::{Apt, Installed};
 use crate::setup::sources::Mirror;
+use crate::setup::vmlinux;
 
 /// A kernel that can be asked for by name.
 pub struct Kernel {
@@ -51,6 +52,8 @@ pub struct Unpacked {
     pub name: &'static str,
     /// The boot image.
     pub image: PathBuf,
+    /// The ELF kernel in it.
+    pub elf: PathBuf,
     /// What `uname -r` says.
     pub release: String,
     /// The directory `lib/modules/<release>`, with the index files of depmod.
@@ -76,6 +79,7 @@ impl Kernel {
         Some(Unpacked {
             name: self.name,
             image: root.join("vmlinuz"),
+            elf: root.join("vmlinux"),
             modules: root.join("lib/modules").join(&release),
             release,
         })
@@ -137,7 +141,7 @@ fn fetch(cache: &Cache, apt: &Apt, kernel: &Kernel) -> Result<(), Error> {
     fs::rename(&tree, &target).map_err(Error::file("rename into place", &target))
 }
 
-/// Makes the tree of one kernel out of its unpacked packages: `vmlinuz`, `lib/modules/RELEASE`, and `release`, which is
+/// Makes the tree of one kernel out of its unpacked packages: `vmlinuz`, `vmlinux`, `lib/modules/RELEASE`, and `release`, which is
 /// written last.
 fn arrange(unpacked: &Path, tree: &Path, release: &str, kernel: &str) -> Result<(), Error> {
     let first = |candidates: [String; 2]| {
@@ -162,6 +166,7 @@ fn arrange(unpacked: &Path, tree: &Path, release: &str, kernel: &str) -> Result<
     fs::create_dir_all(&parent).map_err(Error::file("create", &parent))?;
     let target = tree.join("vmlinuz");
     fs::rename(&image, &target).map_err(Error::file("rename into place", &target))?;
+    vmlinux::extract(&target, &tree.join("vmlinux"))?;
     let target = parent.join(release);
     fs::rename(&modules, &target).map_err(Error::file("rename into place", &target))?;
     command::run(Command::new("depmod").arg("-b").arg(tree).arg(release))?;

@@ -7,6 +7,7 @@ mod kernels;
 mod modules;
 mod sources;
 pub mod tools;
+mod vmlinux;
 
 use std::path::PathBuf;
 
@@ -25,6 +26,8 @@ pub struct Bootable {
     pub name: &'static str,
     /// The boot image.
     pub image: PathBuf,
+    /// The ELF kernel in it.
+    pub elf: PathBuf,
     /// The initramfs of the lab's host.
     pub host_initrd: PathBuf,
     /// The initramfs of the lab's default guest.
@@ -48,6 +51,7 @@ pub fn ensure(names: &[&str]) -> Result<Vec<Bootable>, Error> {
         bootable.push(Bootable {
             name: kernel.name,
             image: kernel.image,
+            elf: kernel.elf,
             host_initrd: images.host,
             guest_initrd: images.guest,
         });

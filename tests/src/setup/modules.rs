@@ -10,6 +10,10 @@ use crate::error::Error;
 use crate::setup::initramfs::Initramfs;
 use crate::setup::kernels::Unpacked;
 
+/// Ends a signed module; see `struct module_signature` of the kernel.
+const SIGNATURE_MARKER: &[u8] = b"~Module signature appended~\n";
+const SIGNATURE_INFORMATION: usize = 12;
+
 /// The modules of one kernel, as depmod describes them.
 pub struct Modules<'a> {
     kernel: &'a Unpacked,
@@ -116,7 +120,27 @@ fn decompressed(path: &Path) -> Result<Vec<u8>, Error> {
         Some("zst") => "zstd",
         _ => return fs::read(path).map_err(Error::file("read", path)),
     };
-    command::bytes(Command::new(program).arg("-dc").arg(path))
+    command::bytes(Command::new(program).arg("-dc").arg(path)).map(without_signature)
+}
+
+/// Cuts a module's signature off: to check it is most of the time that loading takes in an emulated machine.
+///
+/// At the end stand the signature, a structure whose last four bytes are the signature's length, and the marker.
+fn without_signature(mut module: Vec<u8>) -> Vec<u8> {
+    let Some(signed) = module.strip_suffix(SIGNATURE_MARKER) else {
+        return module;
+    };
+    let Some((rest, information)) = signed.split_last_chunk::<SIGNATURE_INFORMATION>() else {
+        return module;
+    };
+    let Some(length) = information.last_chunk::<4>() else {
+        return module;
+    };
+    let length = u32::from_be_bytes(*length) as usize;
+    if let Some(code) = rest.len().checked_sub(length) {
+        module.truncate(code);
+    }
+    module
 }
 
 /// `kernel/drivers/nvme/host/nvme-core.ko.xz` → `nvme_core`
@@ -159,6 +183,7 @@ mod tests {
         let kernel = Unpacked {
             name: "test",
             image: PathBuf::new(),
+            elf: PathBuf::new(),
             release: String::new(),
             modules: PathBuf::new(),
         };
@@ -176,6 +201,18 @@ mod tests {
         );
         assert!(modules.has("vfat") && modules.closure("vfat").is_empty());
         assert!(!modules.has("zfs"));
+    }
+
+    #[test]
+    fn a_signature_is_cut_off() {
+        let mut module = b"code".to_vec();
+        module.extend_from_slice(b"signature");
+        module.extend_from_slice(&[0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
+        module.extend_from_slice(SIGNATURE_MARKER);
+        assert_eq!(without_signature(module), b"code");
+        assert_eq!(without_signature(b"plain".to_vec()), b"plain");
+        let lying = [&[0xff; 12], SIGNATURE_MARKER].concat();
+        assert_eq!(without_signature(lying.clone()), lying);
     }
 
     #[test]
