@@ -8,6 +8,7 @@ mod qemu;
 mod size;
 pub mod terminal;
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -203,21 +204,36 @@ impl Attendant<'_> {
     /// Answers with the addresses of the devices; L1's kernel has numbered the buses by now.
     fn tell_addresses(&mut self) -> Result<(), Error> {
         let addresses = monitor::addresses(&self.lab.monitor)?;
-        let mut answer = String::new();
-        for devices in [&self.plan.assigned, &self.plan.left] {
-            // A device that is not a PCI one, such as a disk on a controller, has no address.
-            let found: Vec<&str> = devices
-                .iter()
-                .filter_map(|device| addresses.get(&device.id))
-                .map(String::as_str)
-                .collect();
-            answer.push_str(&found.join(" "));
-            answer.push('\n');
-        }
+        let answer = answer(&self.plan.assigned, &self.plan.left, &addresses);
         (&self.lab.control)
             .write_all(answer.as_bytes())
             .map_err(Error::channel("answer the init of the lab's host"))
     }
+}
+
+/// What L1's init is told: the addresses of the devices to assign, those of the devices to leave, and a variable for each.
+///
+/// A device that is not a PCI one, such as a disk on a controller, has no address.
+fn answer(
+    assigned: &[devices::Device],
+    left: &[devices::Device],
+    addresses: &HashMap<String, String>,
+) -> String {
+    let mut lines = Vec::new();
+    let mut variables = Vec::new();
+    for devices in [assigned, left] {
+        let mut line = Vec::new();
+        for device in devices {
+            if let Some(address) = addresses.get(&device.id) {
+                line.push(address.as_str());
+                let name = device.id.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+                variables.push(format!("LAB_BDF_{name}={address}"));
+            }
+        }
+        lines.push(line.join(" "));
+    }
+    lines.push(variables.join(" "));
+    lines.join("\n") + "\n"
 }
 
 /// A running QEMU, killed when dropped.
@@ -274,4 +290,29 @@ fn last_words(log: &Path) -> String {
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {
     fs::write(path, text).map_err(Error::file("write", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn init_is_told_addresses_and_names() {
+        let device = |id: &str| devices::Device {
+            argument: String::new(),
+            id: id.to_owned(),
+        };
+        let addresses = HashMap::from([
+            ("gpu-0".to_owned(), "0000:00:03.0".to_owned()),
+            ("nic".to_owned(), "0000:01:00.0".to_owned()),
+        ]);
+        assert_eq!(
+            answer(
+                &[device("gpu-0")],
+                &[device("disk"), device("nic")],
+                &addresses
+            ),
+            "0000:00:03.0\n0000:01:00.0\nLAB_BDF_gpu_0=0000:00:03.0 LAB_BDF_nic=0000:01:00.0\n"
+        );
+    }
 }

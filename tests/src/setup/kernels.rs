@@ -76,10 +76,15 @@ impl Kernel {
     pub fn unpacked(&self, cache: &Cache) -> Option<Unpacked> {
         let root = cache.path("kernels").join(self.name);
         let release = fs::read_to_string(root.join("release")).ok()?;
+        let elf = root.join("vmlinux");
+        if !elf.exists() {
+            // Left by an older lab.
+            return None;
+        }
         Some(Unpacked {
             name: self.name,
             image: root.join("vmlinuz"),
-            elf: root.join("vmlinux"),
+            elf,
             modules: root.join("lib/modules").join(&release),
             release,
         })
@@ -138,6 +143,9 @@ fn fetch(cache: &Cache, apt: &Apt, kernel: &Kernel) -> Result<(), Error> {
     let tree = work.path().join("tree");
     arrange(&unpacked, &tree, &release, kernel.name)?;
     let target = kernels.join(kernel.name);
+    if target.exists() {
+        fs::remove_dir_all(&target).map_err(Error::file("remove", &target))?;
+    }
     fs::rename(&tree, &target).map_err(Error::file("rename into place", &target))
 }
 
