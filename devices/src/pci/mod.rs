@@ -1,3 +1,5 @@
 //! PCI as the guest sees it: pure state machines, no system calls.
 
 pub mod address;
+pub mod bar;
+pub mod spec;
