@@ -2,4 +2,7 @@
 
 pub mod address;
 pub mod bar;
+pub mod caps;
+mod ext_caps;
+pub mod image;
 pub mod spec;
