@@ -5,4 +5,7 @@ pub mod bar;
 pub mod caps;
 mod ext_caps;
 pub mod image;
+pub mod place;
+pub mod place_error;
+mod space;
 pub mod spec;

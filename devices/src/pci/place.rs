@@ -1,0 +1,491 @@
+//! Gives every BAR of every assigned device its guest-physical address, once, before the VM runs.
+//!
+//! Pure and deterministic: the same devices in the same order get the same addresses.
+//!
+//! Where a BAR goes:
+//! * I/O BARs into the I/O window;
+//! * 32-bit ones into the window below 4 GiB;
+//! * 64-bit prefetchable ones into the 64-bit window above RAM and above 4 GiB, of whatever size:
+//!   a Linux guest keeps them only there;
+//! * 64-bit ones that are not prefetchable below 4 GiB as far as they are small
+//!   ([`SMALL_BAR`]) and room is left, because that is where firmware puts them and every guest
+//!   accepts them; else into the 64-bit window. Linux refuses a claim of such a BAR in a window
+//!   that is described as prefetchable (`pci_find_parent_resource`), so **`_CRS` must describe the
+//!   64-bit window as not prefetchable**; prefetchable BARs may lie in it all the same.
+//!
+//! Invariants of a [`Placement`]:
+//! * every address is a multiple of the BAR's size, hence congruent to the BAR's own offsets
+//!   modulo 1 GiB when the BAR is that big;
+//! * BARs do not overlap, nor RAM, reserved ranges, unusable IO-virtual addresses, AMD's
+//!   HyperTransport hole, or anything at or above the limit;
+//! * no page holds BARs of two devices: what one device's driver maps is that device's only;
+//! * the 64-bit window is one range that avoids all of the above too, so the guest may move BARs
+//!   about in it; it is at least twice as big as what it holds unless
+//!   [`Placement::roomy`] is false.
+
+use super::bar::BarInfo;
+use super::place_error::{Bar, Limit, Obstacle, PlaceError};
+use super::space::Space;
+use crate::range::Range;
+
+/// No two devices share a page of this size.
+pub const PAGE: u64 = 4096;
+/// The most that a 64-bit BAR which is not prefetchable may have to be placed below 4 GiB. The
+/// window there is 1 GiB or so for all devices, and NVMe, network and USB controllers stay below.
+pub const SMALL_BAR: u64 = 64 << 20;
+/// AMD's HyperTransport addresses: never memory on AMD hosts (AMD IOMMU specification, 2.1.2).
+/// Avoided everywhere, so that a VM is laid out alike on all hosts.
+pub const HT_HOLE: Range = Range::from_bounds(0xfd_0000_0000, 0x100_0000_0000);
+/// The 64-bit window begins at a multiple of this and is at least as big where there is room, so
+/// that it shares no huge page of the second-level tables with anything else.
+const GIB: u64 = 1 << 30;
+const FOUR_GIB: u64 = 1 << 32;
+
+/// One BAR to be placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlaceRequest {
+    /// Which device, as the caller counts them.
+    pub device: usize,
+    /// The BAR.
+    pub bar: BarInfo,
+    /// The user wants it exactly there.
+    pub fixed: Option<u64>,
+}
+
+/// The address space that there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// Guest-physical addresses below 4 GiB for BARs.
+    pub mmio32: Range,
+    /// I/O ports for BARs.
+    pub io: Range,
+    /// Guest RAM.
+    pub ram: Vec<Range>,
+    /// What the IOMMU can map; `None` when no BAR is mapped there (no peer-to-peer).
+    pub usable_iova: Option<Vec<Range>>,
+    /// First guest-physical address that does not exist: 2 to the power of the lower of the
+    /// host's MAXPHYADDR and what KVM gives its guests.
+    pub address_limit: u64,
+    /// More addresses to keep clear of.
+    pub reserved: Vec<Range>,
+    /// Bytes of the 64-bit window, when the user chose.
+    pub mmio64_size: Option<u64>,
+}
+
+/// Where everything goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Device, BAR index and address, in the order of the requests.
+    pub addresses: Vec<(usize, u8, u64)>,
+    /// The window below 4 GiB, as given.
+    pub mmio32: Range,
+    /// The window above; `None` when nothing is in it.
+    pub mmio64: Option<Range>,
+    /// The 64-bit window is at least twice as big as what it holds. False: it works, but a guest
+    /// that moves BARs about may find no room; worth a warning.
+    pub roomy: bool,
+}
+
+impl Placement {
+    /// The address of one BAR.
+    pub fn address(&self, device: usize, index: u8) -> Option<u64> {
+        let found = self
+            .addresses
+            .iter()
+            .find(|a| (a.0, a.1) == (device, index));
+        found.map(|a| a.2)
+    }
+}
+
+/// Places all `requests`, or says which one cannot be and why.
+pub fn place(requests: &[PlaceRequest], windows: &Windows) -> Result<Placement, PlaceError> {
+    match Placer::new(requests, windows).run() {
+        Err(error) => Err(blame(error, requests, windows)),
+        done => done,
+    }
+}
+
+/// Names the IOMMU as the obstacle when all would fit without it.
+fn blame(error: PlaceError, requests: &[PlaceRequest], windows: &Windows) -> PlaceError {
+    let (PlaceError::NoRoom64 { .. } | PlaceError::WindowDoesNotFit { .. }, Some(usable)) =
+        (&error, &windows.usable_iova)
+    else {
+        return error;
+    };
+    let without = Windows {
+        usable_iova: None,
+        ..windows.clone()
+    };
+    if Placer::new(requests, &without).run().is_err() {
+        return error;
+    }
+    let end = usable.iter().map(Range::end).max().unwrap_or(0);
+    error.with_limit(Limit::Iommu(end.min(windows.address_limit)))
+}
+
+/// A request on its way.
+#[derive(Clone, Copy)]
+struct Item {
+    /// Position among the requests.
+    at: usize,
+    device: usize,
+    bar: BarInfo,
+}
+
+impl Item {
+    /// Bytes to set aside: sub-page memory BARs get a page each.
+    fn span(&self) -> u64 {
+        if self.bar.is_io() {
+            self.bar.size.max(1)
+        } else {
+            self.bar.size.max(PAGE)
+        }
+    }
+
+    fn name(&self) -> Bar {
+        Bar {
+            device: self.device,
+            bar: self.bar.index,
+            size: self.bar.size,
+        }
+    }
+
+    /// The pages (or ports) that it takes at `address`.
+    fn range(&self, address: u64) -> Range {
+        let start = if self.bar.is_io() {
+            address
+        } else {
+            address & !(PAGE - 1)
+        };
+        Range::from_bounds(start, start.saturating_add(self.span()))
+    }
+}
+
+fn total(items: &[Item]) -> u64 {
+    items.iter().fold(0, |sum, i| i.span().saturating_add(sum))
+}
+
+/// Takes the items biggest first; the order of a list decides between equals.
+fn take_all(space: &mut Space, items: &[Item]) -> Result<Vec<(usize, u64)>, Item> {
+    let take = |i: &Item| {
+        let address = space.take(i.span(), i.span()).ok_or(*i)?;
+        Ok((i.at, address))
+    };
+    items.iter().map(take).collect()
+}
+
+struct Placer<'a> {
+    windows: &'a Windows,
+    io: Space,
+    low: Space,
+    /// Above RAM and 4 GiB; never changed: each try at a window starts from it.
+    high: Space,
+    /// All requests, biggest first.
+    items: Vec<Item>,
+    requests: &'a [PlaceRequest],
+    addresses: Vec<Option<u64>>,
+    /// User-chosen places: who has which pages.
+    fixed: Vec<(Item, Range)>,
+}
+
+impl<'a> Placer<'a> {
+    fn new(requests: &'a [PlaceRequest], windows: &'a Windows) -> Self {
+        let mut blocked = vec![HT_HOLE];
+        blocked.extend(windows.ram.iter().chain(&windows.reserved));
+        let mut unusable = Space::new(Range::from_bounds(0, u64::MAX), &[]);
+        if let Some(usable) = &windows.usable_iova {
+            usable.iter().for_each(|range| unusable.cut(range));
+            blocked.extend(unusable.ranges());
+        }
+        let ram_end = windows.ram.iter().map(Range::end).max().unwrap_or(0);
+        let high = Range::from_bounds(ram_end.max(FOUR_GIB), windows.address_limit);
+        let mut items: Vec<Item> = (requests.iter().enumerate())
+            .map(|(at, r)| Item {
+                at,
+                device: r.device,
+                bar: r.bar,
+            })
+            .collect();
+        items.sort_by_key(|i| (std::cmp::Reverse(i.bar.size), i.at));
+        Self {
+            windows,
+            io: Space::new(windows.io, &[]),
+            low: Space::new(windows.mmio32, &blocked),
+            high: Space::new(high, &blocked),
+            items,
+            requests,
+            addresses: vec![None; requests.len()],
+            fixed: Vec::new(),
+        }
+    }
+
+    fn run(mut self) -> Result<Placement, PlaceError> {
+        self.pin()?;
+        let open = |s: &Self, want: fn(&BarInfo) -> bool| -> Vec<Item> {
+            let pending = |i: &&Item| s.addresses.get(i.at) == Some(&None) && want(&i.bar);
+            s.items.iter().filter(pending).copied().collect()
+        };
+        let io = open(&self, BarInfo::is_io);
+        let placed = take_all(&mut self.io, &io).map_err(|i| PlaceError::NoPorts {
+            bar: i.name(),
+            window: self.windows.io,
+        })?;
+        self.note(placed);
+
+        let low = open(&self, |b| !b.is_io() && !b.is_64bit());
+        let placed = take_all(&mut self.low, &low).map_err(|i| PlaceError::NoRoom32 {
+            bar: i.name(),
+            window: self.windows.mmio32,
+        })?;
+        self.note(placed);
+
+        let small = open(&self, |b| {
+            b.is_64bit() && !b.prefetchable() && b.size <= SMALL_BAR
+        });
+        for item in small {
+            let placed = take_all(&mut self.low, &[item]).unwrap_or_default();
+            self.note(placed);
+        }
+        let wide = open(&self, BarInfo::is_64bit);
+        let (mmio64, roomy) = self.window64(&wide)?;
+        Ok(Placement {
+            addresses: self.result(),
+            mmio32: self.windows.mmio32,
+            mmio64,
+            roomy,
+        })
+    }
+
+    fn note(&mut self, placed: Vec<(usize, u64)>) {
+        for (at, address) in placed {
+            if let Some(slot) = self.addresses.get_mut(at) {
+                *slot = Some(address);
+            }
+        }
+    }
+
+    fn result(&self) -> Vec<(usize, u8, u64)> {
+        let pairs = self.requests.iter().zip(&self.addresses);
+        let done = |(r, a): (&PlaceRequest, &Option<u64>)| Some((r.device, r.bar.index, (*a)?));
+        pairs.filter_map(done).collect()
+    }
+
+    /// Settles the BARs whose place the user chose, in the order of the requests.
+    fn pin(&mut self) -> Result<(), PlaceError> {
+        for (at, request) in self.requests.iter().enumerate() {
+            let Some(address) = request.fixed else {
+                continue;
+            };
+            let item = Item {
+                at,
+                device: request.device,
+                bar: request.bar,
+            };
+            let range = self
+                .check_fixed(&item, address)
+                .map_err(|obstacle| PlaceError::Fixed {
+                    bar: item.name(),
+                    address,
+                    obstacle,
+                })?;
+            self.fixed.push((item, range));
+            self.note(vec![(at, address)]);
+        }
+        for (item, range) in &self.fixed {
+            let space = if item.bar.is_io() {
+                &mut self.io
+            } else {
+                &mut self.low
+            };
+            space.cut(range);
+        }
+        Ok(())
+    }
+
+    fn check_fixed(&self, item: &Item, address: u64) -> Result<Range, Obstacle> {
+        let bar = &item.bar;
+        if address == 0 || !address.is_multiple_of(bar.alignment().max(1)) {
+            return Err(Obstacle::Misaligned);
+        }
+        let exact = Range::new(address, bar.size).filter(|r| r.end() <= bar.limit());
+        let exact = exact.ok_or(Obstacle::TooHigh { limit: bar.limit() })?;
+        let pages = item.range(address);
+        if bar.is_io() {
+            if !self.io.covers(&exact) {
+                return Err(Obstacle::OutsideWindow {
+                    window: self.windows.io,
+                });
+            }
+        } else if !self.low.covers(&pages) && !(bar.is_64bit() && self.high.covers(&pages)) {
+            return Err(self.why_not(&pages));
+        }
+        for (other, taken) in &self.fixed {
+            // Two BARs of one device may share a page, as they may on the host.
+            let clash = if other.device == item.device {
+                let there = self.addresses.get(other.at).copied().flatten();
+                there
+                    .and_then(|a| Range::new(a, other.bar.size))
+                    .is_some_and(|r| r.overlaps(&exact))
+            } else {
+                taken.overlaps(&pages)
+            };
+            if clash && other.bar.is_io() == bar.is_io() {
+                return Err(Obstacle::Bar(other.name()));
+            }
+        }
+        Ok(pages)
+    }
+
+    /// Why a memory BAR cannot be at `pages`.
+    fn why_not(&self, pages: &Range) -> Obstacle {
+        let w = self.windows;
+        let hit = |list: &[Range]| list.iter().find(|r| r.overlaps(pages)).copied();
+        if let Some(ram) = hit(&w.ram) {
+            Obstacle::Ram(ram)
+        } else if let Some(reserved) = hit(&w.reserved).or_else(|| hit(&[HT_HOLE])) {
+            Obstacle::Reserved(reserved)
+        } else if pages.end() > w.address_limit {
+            Obstacle::TooHigh {
+                limit: w.address_limit,
+            }
+        } else if w
+            .usable_iova
+            .as_ref()
+            .is_some_and(|u| !u.iter().any(|r| r.covers(pages)))
+        {
+            Obstacle::Iommu
+        } else {
+            Obstacle::OutsideWindow { window: w.mmio32 }
+        }
+    }
+
+    /// Chooses the 64-bit window and places `items` in it. Tries a window of the wanted size in
+    /// each gap of the address space, then (unless the user chose the size) whatever holds all.
+    fn window64(&mut self, items: &[Item]) -> Result<(Option<Range>, bool), PlaceError> {
+        let pinned = self.pinned_high();
+        let held = pinned
+            .iter()
+            .fold(total(items), |sum, r| sum.saturating_add(r.len()));
+        if held == 0 && self.windows.mmio64_size.is_none() {
+            return Ok((None, true));
+        }
+        let wanted = self.wanted_size(held)?;
+        let align = items.first().map_or(GIB, Item::span).max(GIB);
+        let hull = pinned
+            .iter()
+            .copied()
+            .reduce(|a, b| Range::from_bounds(a.start().min(b.start()), a.end().max(b.end())));
+        let gaps = self.high.ranges().to_vec();
+        for gap in &gaps {
+            let window = wanted_window(gap, wanted, align, hull);
+            if let Some((window, placed)) =
+                window.and_then(|w| Some((w, fill(w, &pinned, items).ok()?)))
+            {
+                self.note(placed);
+                return Ok((Some(window), window.len() / 2 >= held));
+            }
+        }
+        if self.windows.mmio64_size.is_some() {
+            return Err(PlaceError::WindowDoesNotFit {
+                size: wanted,
+                limit: self.limit(),
+            });
+        }
+        let mut failed = items.first().copied();
+        for gap in gaps.iter().filter(|g| hull.is_none_or(|h| g.covers(&h))) {
+            match fill(*gap, &pinned, items) {
+                Ok(placed) => {
+                    let window = shrink(gap, wanted, &placed, items, hull);
+                    self.note(placed);
+                    return Ok((Some(window), window.len() / 2 >= held));
+                }
+                Err(item) => failed = Some(item),
+            }
+        }
+        let failed = failed.or_else(|| self.fixed.last().map(|f| f.0));
+        Err(failed.map_or(
+            PlaceError::WindowDoesNotFit {
+                size: wanted,
+                limit: self.limit(),
+            },
+            |item| PlaceError::NoRoom64 {
+                bar: item.name(),
+                needed: held,
+                limit: self.limit(),
+            },
+        ))
+    }
+
+    /// The places above RAM that the user chose.
+    fn pinned_high(&self) -> Vec<Range> {
+        let high = |f: &&(Item, Range)| !f.0.bar.is_io() && self.high.covers(&f.1);
+        self.fixed.iter().filter(high).map(|f| f.1).collect()
+    }
+
+    /// Twice what it holds, rounded up to a power of two, unless the user chose.
+    fn wanted_size(&self, held: u64) -> Result<u64, PlaceError> {
+        match self.windows.mmio64_size {
+            Some(size) if size < held || size == 0 => {
+                Err(PlaceError::WindowTooSmall { size, needed: held })
+            }
+            Some(size) => Ok(size.checked_next_multiple_of(PAGE).unwrap_or(size)),
+            None => {
+                let twice = held.saturating_mul(2).max(GIB);
+                Ok(twice.checked_next_power_of_two().unwrap_or(u64::MAX))
+            }
+        }
+    }
+
+    fn limit(&self) -> Limit {
+        Limit::Processor(self.windows.address_limit)
+    }
+}
+
+/// A window of `wanted` bytes, or more if that takes more, in `gap` that covers `hull`.
+fn wanted_window(gap: &Range, wanted: u64, align: u64, hull: Option<Range>) -> Option<Range> {
+    let lowest = gap.start().checked_next_multiple_of(align)?;
+    let window = Range::new(lowest, wanted)?;
+    let window = match hull {
+        // Begin as near below the chosen places as alignment and gap allow, unless the lowest
+        // window covers them anyway.
+        Some(hull) if !window.covers(&hull) => {
+            let highest = hull.start().min(gap.end().saturating_sub(wanted));
+            let start = (highest - highest % align).max(gap.start());
+            Range::from_bounds(start, start.checked_add(wanted)?.max(hull.end()))
+        }
+        _ => window,
+    };
+    (gap.covers(&window) && hull.is_none_or(|h| window.covers(&h))).then_some(window)
+}
+
+/// Places `items` in `window` around what is `pinned`; the first one that fails otherwise.
+fn fill(window: Range, pinned: &[Range], items: &[Item]) -> Result<Vec<(usize, u64)>, Item> {
+    take_all(&mut Space::new(window, pinned), items)
+}
+
+/// The part of `gap` that holds all that was placed, and as much more as wanted if it is there.
+fn shrink(
+    gap: &Range,
+    wanted: u64,
+    placed: &[(usize, u64)],
+    items: &[Item],
+    hull: Option<Range>,
+) -> Range {
+    let ranges = placed.iter().zip(items).map(|(&(_, a), i)| i.range(a));
+    let all = ranges
+        .chain(hull)
+        .reduce(|a, b| Range::from_bounds(a.start().min(b.start()), a.end().max(b.end())));
+    let Some(all) = all else {
+        return *gap;
+    };
+    let end = all
+        .start()
+        .saturating_add(wanted)
+        .min(gap.end())
+        .max(all.end());
+    Range::from_bounds(all.start(), end)
+}
+
+#[cfg(test)]
+#[path = "place_tests.rs"]
+mod tests;
