@@ -3,7 +3,9 @@
 pub mod address;
 pub mod bar;
 pub mod caps;
+pub mod ecam;
 mod ext_caps;
+pub mod host_bridge;
 pub mod image;
 pub mod place;
 pub mod place_error;
