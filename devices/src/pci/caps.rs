@@ -98,7 +98,7 @@ pub struct MsiCap {
 
 impl MsiCap {
     /// Bytes of the capability: 10, 14, 20 or 24.
-    pub const fn len(&self) -> u16 {
+    pub const fn bytes(&self) -> u16 {
         match (self.is_64, self.maskable) {
             (false, false) => 10,
             (true, false) => 14,
@@ -214,7 +214,7 @@ fn shown_len(image: &[u8], id: CapId, offset: u16) -> Option<(u16, u16)> {
     match id {
         CapId::PM => exact(pm::LEN),
         CapId::VPD => exact(8),
-        CapId::MSI => exact(msi_cap(image, offset).len()),
+        CapId::MSI => exact(msi_cap(image, offset).bytes()),
         CapId::MSIX => exact(msix::LEN),
         CapId::VENDOR => match flags as u8 {
             // Its own length byte must at least cover itself.

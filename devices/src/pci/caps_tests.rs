@@ -105,7 +105,7 @@ fn what_works_is_kept_and_described() {
     assert_eq!(caps.pm, Some(PmCap { offset: 0x60 }));
     let msi = caps.msi.unwrap();
     assert_eq!((msi.is_64, msi.maskable, msi.max_vectors), (true, true, 8));
-    assert_eq!(msi.len(), 24);
+    assert_eq!(msi.bytes(), 24);
     let msix = caps.msix.unwrap();
     assert_eq!(msix.vectors, 129);
     assert_eq!(

@@ -7,6 +7,8 @@ pub mod ecam;
 mod ext_caps;
 pub mod host_bridge;
 pub mod image;
+pub mod msi;
+pub mod msix;
 pub mod place;
 pub mod place_error;
 mod space;
