@@ -158,7 +158,8 @@ pub struct Capabilities {
     pub vpd: Option<u16>,
     /// What the guest sees, in the order of the lists.
     pub kept: Vec<CapPlace>,
-    /// What it does not see; these bytes are zero and writes to them must be dropped.
+    /// What it does not see; these bytes are zero and writes to them must be dropped. One that
+    /// [`Capabilities::insert`] put something of ours into is shown nevertheless: `kept` wins.
     pub hidden: Vec<CapPlace>,
 }
 

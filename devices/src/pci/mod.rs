@@ -2,6 +2,7 @@
 
 pub mod address;
 pub mod bar;
+mod cap_ids;
 pub mod caps;
 pub mod ecam;
 mod ext_caps;
@@ -11,5 +12,6 @@ pub mod msi;
 pub mod msix;
 pub mod place;
 pub mod place_error;
+pub mod rom;
 mod space;
 pub mod spec;

@@ -104,7 +104,8 @@ impl Msix {
     }
 
     /// The guest writes message control: only enable and function mask can be written. For a
-    /// byte write the caller merges with [`Msix::control`].
+    /// byte write the caller merges with [`Msix::control`]. [`Msix::enabled`] may change without
+    /// any vector changing: look at it too.
     pub fn write_control(&mut self, value: u16) -> Changes {
         let before = self.delivers();
         let writable = MsixControl::ENABLE | MsixControl::FUNCTION_MASK;

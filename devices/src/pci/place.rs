@@ -316,7 +316,7 @@ impl<'a> Placer<'a> {
                     window: self.windows.io,
                 });
             }
-        } else if !self.low.covers(&pages) && !(bar.is_64bit() && self.high.covers(&pages)) {
+        } else if !(self.low.covers(&pages) || bar.is_64bit() && self.high.covers(&pages)) {
             return Err(self.why_not(&pages));
         }
         for (other, taken) in &self.fixed {
