@@ -12,6 +12,8 @@ pub mod msi;
 pub mod msix;
 pub mod place;
 pub mod place_error;
+mod place_item;
+mod place_window;
 pub mod rom;
 mod space;
 pub mod spec;

@@ -24,7 +24,9 @@
 //!   [`Placement::roomy`] is false.
 
 use super::bar::BarInfo;
-use super::place_error::{Bar, Limit, Obstacle, PlaceError};
+use super::place_error::{Limit, Obstacle, PlaceError};
+use super::place_item::{Item, take_all};
+use super::place_window::Demand;
 use super::space::Space;
 use crate::range::Range;
 
@@ -36,9 +38,6 @@ pub const SMALL_BAR: u64 = 64 << 20;
 /// AMD's HyperTransport addresses: never memory on AMD hosts (AMD IOMMU specification, 2.1.2).
 /// Avoided everywhere, so that a VM is laid out alike on all hosts.
 pub const HT_HOLE: Range = Range::from_bounds(0xfd_0000_0000, 0x100_0000_0000);
-/// The 64-bit window begins at a multiple of this and is at least as big where there is room, so
-/// that it shares no huge page of the second-level tables with anything else.
-const GIB: u64 = 1 << 30;
 const FOUR_GIB: u64 = 1 << 32;
 
 /// One BAR to be placed.
@@ -123,57 +122,6 @@ fn blame(error: PlaceError, requests: &[PlaceRequest], windows: &Windows) -> Pla
     error.with_limit(Limit::Iommu(end.min(windows.address_limit)))
 }
 
-/// A request on its way.
-#[derive(Clone, Copy)]
-struct Item {
-    /// Position among the requests.
-    at: usize,
-    device: usize,
-    bar: BarInfo,
-}
-
-impl Item {
-    /// Bytes to set aside: sub-page memory BARs get a page each.
-    fn span(&self) -> u64 {
-        if self.bar.is_io() {
-            self.bar.size.max(1)
-        } else {
-            self.bar.size.max(PAGE)
-        }
-    }
-
-    fn name(&self) -> Bar {
-        Bar {
-            device: self.device,
-            bar: self.bar.index,
-            size: self.bar.size,
-        }
-    }
-
-    /// The pages (or ports) that it takes at `address`.
-    fn range(&self, address: u64) -> Range {
-        let start = if self.bar.is_io() {
-            address
-        } else {
-            address & !(PAGE - 1)
-        };
-        Range::from_bounds(start, start.saturating_add(self.span()))
-    }
-}
-
-fn total(items: &[Item]) -> u64 {
-    items.iter().fold(0, |sum, i| i.span().saturating_add(sum))
-}
-
-/// Takes the items biggest first; the order of a list decides between equals.
-fn take_all(space: &mut Space, items: &[Item]) -> Result<Vec<(usize, u64)>, Item> {
-    let take = |i: &Item| {
-        let address = space.take(i.span(), i.span()).ok_or(*i)?;
-        Ok((i.at, address))
-    };
-    items.iter().map(take).collect()
-}
-
 struct Placer<'a> {
     windows: &'a Windows,
     io: Space,
@@ -247,12 +195,19 @@ impl<'a> Placer<'a> {
             self.note(placed);
         }
         let wide = open(&self, BarInfo::is_64bit);
-        let (mmio64, roomy) = self.window64(&wide)?;
+        let demand = Demand {
+            items: &wide,
+            pinned: &self.pinned_high(),
+            size: self.windows.mmio64_size,
+            limit: Limit::Processor(self.windows.address_limit),
+        };
+        let chosen = demand.choose(self.high.ranges())?;
+        self.note(chosen.placed);
         Ok(Placement {
             addresses: self.result(),
             mmio32: self.windows.mmio32,
-            mmio64,
-            roomy,
+            mmio64: chosen.window,
+            roomy: chosen.roomy,
         })
     }
 
@@ -359,131 +314,11 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// Chooses the 64-bit window and places `items` in it. Tries a window of the wanted size in
-    /// each gap of the address space, then (unless the user chose the size) whatever holds all.
-    fn window64(&mut self, items: &[Item]) -> Result<(Option<Range>, bool), PlaceError> {
-        let pinned = self.pinned_high();
-        let held = pinned
-            .iter()
-            .fold(total(items), |sum, r| sum.saturating_add(r.len()));
-        if held == 0 && self.windows.mmio64_size.is_none() {
-            return Ok((None, true));
-        }
-        let wanted = self.wanted_size(held)?;
-        let align = items.first().map_or(GIB, Item::span).max(GIB);
-        let hull = pinned
-            .iter()
-            .copied()
-            .reduce(|a, b| Range::from_bounds(a.start().min(b.start()), a.end().max(b.end())));
-        let gaps = self.high.ranges().to_vec();
-        for gap in &gaps {
-            let window = wanted_window(gap, wanted, align, hull);
-            if let Some((window, placed)) =
-                window.and_then(|w| Some((w, fill(w, &pinned, items).ok()?)))
-            {
-                self.note(placed);
-                return Ok((Some(window), window.len() / 2 >= held));
-            }
-        }
-        if self.windows.mmio64_size.is_some() {
-            return Err(PlaceError::WindowDoesNotFit {
-                size: wanted,
-                limit: self.limit(),
-            });
-        }
-        let mut failed = items.first().copied();
-        for gap in gaps.iter().filter(|g| hull.is_none_or(|h| g.covers(&h))) {
-            match fill(*gap, &pinned, items) {
-                Ok(placed) => {
-                    let window = shrink(gap, wanted, &placed, items, hull);
-                    self.note(placed);
-                    return Ok((Some(window), window.len() / 2 >= held));
-                }
-                Err(item) => failed = Some(item),
-            }
-        }
-        let failed = failed.or_else(|| self.fixed.last().map(|f| f.0));
-        Err(failed.map_or(
-            PlaceError::WindowDoesNotFit {
-                size: wanted,
-                limit: self.limit(),
-            },
-            |item| PlaceError::NoRoom64 {
-                bar: item.name(),
-                needed: held,
-                limit: self.limit(),
-            },
-        ))
-    }
-
-    /// The places above RAM that the user chose.
-    fn pinned_high(&self) -> Vec<Range> {
+    /// The BARs above RAM whose place the user chose.
+    fn pinned_high(&self) -> Vec<(Item, Range)> {
         let high = |f: &&(Item, Range)| !f.0.bar.is_io() && self.high.covers(&f.1);
-        self.fixed.iter().filter(high).map(|f| f.1).collect()
+        self.fixed.iter().filter(high).copied().collect()
     }
-
-    /// Twice what it holds, rounded up to a power of two, unless the user chose.
-    fn wanted_size(&self, held: u64) -> Result<u64, PlaceError> {
-        match self.windows.mmio64_size {
-            Some(size) if size < held || size == 0 => {
-                Err(PlaceError::WindowTooSmall { size, needed: held })
-            }
-            Some(size) => Ok(size.checked_next_multiple_of(PAGE).unwrap_or(size)),
-            None => {
-                let twice = held.saturating_mul(2).max(GIB);
-                Ok(twice.checked_next_power_of_two().unwrap_or(u64::MAX))
-            }
-        }
-    }
-
-    fn limit(&self) -> Limit {
-        Limit::Processor(self.windows.address_limit)
-    }
-}
-
-/// A window of `wanted` bytes, or more if that takes more, in `gap` that covers `hull`.
-fn wanted_window(gap: &Range, wanted: u64, align: u64, hull: Option<Range>) -> Option<Range> {
-    let lowest = gap.start().checked_next_multiple_of(align)?;
-    let window = Range::new(lowest, wanted)?;
-    let window = match hull {
-        // Begin as near below the chosen places as alignment and gap allow, unless the lowest
-        // window covers them anyway.
-        Some(hull) if !window.covers(&hull) => {
-            let highest = hull.start().min(gap.end().saturating_sub(wanted));
-            let start = (highest - highest % align).max(gap.start());
-            Range::from_bounds(start, start.checked_add(wanted)?.max(hull.end()))
-        }
-        _ => window,
-    };
-    (gap.covers(&window) && hull.is_none_or(|h| window.covers(&h))).then_some(window)
-}
-
-/// Places `items` in `window` around what is `pinned`; the first one that fails otherwise.
-fn fill(window: Range, pinned: &[Range], items: &[Item]) -> Result<Vec<(usize, u64)>, Item> {
-    take_all(&mut Space::new(window, pinned), items)
-}
-
-/// The part of `gap` that holds all that was placed, and as much more as wanted if it is there.
-fn shrink(
-    gap: &Range,
-    wanted: u64,
-    placed: &[(usize, u64)],
-    items: &[Item],
-    hull: Option<Range>,
-) -> Range {
-    let ranges = placed.iter().zip(items).map(|(&(_, a), i)| i.range(a));
-    let all = ranges
-        .chain(hull)
-        .reduce(|a, b| Range::from_bounds(a.start().min(b.start()), a.end().max(b.end())));
-    let Some(all) = all else {
-        return *gap;
-    };
-    let end = all
-        .start()
-        .saturating_add(wanted)
-        .min(gap.end())
-        .max(all.end());
-    Range::from_bounds(all.start(), end)
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 use proptest::prelude::*;
 
 use super::super::bar::BarKind;
+use super::super::place_error::Bar;
 use super::*;
 
 const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 const MEM32: BarKind = BarKind::Mem32 {
     prefetchable: false,
@@ -345,6 +347,22 @@ fn chosen_places_that_cannot_be_are_refused_with_the_reason() {
     assert!(matches!(
         refuse(&twice, &w),
         Obstacle::Bar(Bar { device: 0, .. })
+    ));
+}
+
+#[test]
+fn chosen_places_on_both_sides_of_a_hole_are_refused_by_name() {
+    let requests = [
+        at(want(0, 0, PREF64, GIB), 0xfc_0000_0000),
+        at(want(1, 0, PREF64, GIB), TIB),
+    ];
+    let error = place(&requests, &windows()).unwrap_err();
+    assert!(matches!(
+        error,
+        PlaceError::NoRoom64 {
+            bar: Bar { device: 1, .. },
+            ..
+        }
     ));
 }
 
