@@ -14,7 +14,11 @@
 
 pub mod assign;
 pub mod bus;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
+pub mod host;
 pub mod iommu;
 pub mod pci;
 pub mod range;
+pub mod rate;
 pub mod sys;
