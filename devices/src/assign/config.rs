@@ -11,7 +11,9 @@ use super::commit::Programmed;
 use crate::pci::bar::{BarInfo, BarRegisters};
 use crate::pci::caps::{AnyCapId, Capabilities};
 use crate::pci::image;
-use crate::pci::spec::{BAR_COUNT, Command, DevCap, FIRST_CAP, Reg, Type0Header, msix, pcie, pm};
+use crate::pci::spec::{
+    BAR_COUNT, Command, DevCap, FIRST_CAP, PmControl, PowerState, Reg, Type0Header, msix, pcie, pm,
+};
 
 /// Who answers for a byte of configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,17 +44,20 @@ pub struct ConfigSpace {
     owners: Vec<Owner>,
     bars: BarRegisters,
     msi_offset: u16,
+    power_control: Option<u16>,
+    offers_reset: bool,
 }
 
 impl ConfigSpace {
     /// The guest's configuration space over the filtered image of the physical one. BAR registers
-    /// hold `addresses`; decode is off.
+    /// hold `addresses`; decode is off. `can_reset`: a function-level reset can be carried out.
     pub fn new(
         filtered: &[u8],
         caps: &Capabilities,
         bars: &[BarInfo],
         addresses: &[(u8, u64)],
         interrupt_line: Option<u8>,
+        can_reset: bool,
     ) -> Self {
         let mut registers = BarRegisters::new(bars);
         for (index, address) in addresses {
@@ -63,9 +68,11 @@ impl ConfigSpace {
             shadow: filtered.to_vec(),
             bars: registers,
             msi_offset: caps.msi.as_ref().map_or(0, |cap| cap.offset),
+            power_control: caps.pm.as_ref().map(|cap| cap.offset + pm::CONTROL),
+            offers_reset: can_reset && caps.pcie.as_ref().is_some_and(|cap| cap.flr),
         };
         space.present_header(interrupt_line);
-        if let Some(cap) = &caps.pcie {
+        if let Some(cap) = caps.pcie.as_ref().filter(|_| !space.offers_reset) {
             space.hide_function_reset(cap.offset);
         }
         space
@@ -87,7 +94,7 @@ impl ConfigSpace {
         self.refresh_bars();
     }
 
-    /// A function-level reset is not carried out yet, so it is not offered.
+    /// What the host cannot carry out is not offered.
     fn hide_function_reset(&mut self, cap: u16) {
         let at = cap + pcie::DEVCAP;
         let devcap = DevCap::from_bits_retain(image::read_u32(&self.shadow, at));
@@ -101,6 +108,29 @@ impl ConfigSpace {
             let value = self.bars.read(dword);
             image::write_u32(&mut self.shadow, at, value);
         }
+    }
+
+    /// Whether the guest may ask for a function-level reset.
+    pub fn offers_function_reset(&self) -> bool {
+        self.offers_reset
+    }
+
+    /// Registers to their reset values: decode off, BARs 0, power state D0.
+    pub fn reset(&mut self) {
+        image::write_u16(&mut self.shadow, Reg::COMMAND.offset(), 0);
+        self.bars.reset();
+        self.refresh_bars();
+        if let Some(at) = self.power_control {
+            let control = self.power().with_state(PowerState::D0);
+            image::write_u16(&mut self.shadow, at, control.bits());
+        }
+    }
+
+    fn power(&self) -> PmControl {
+        let raw = self
+            .power_control
+            .map(|at| image::read_u16(&self.shadow, at));
+        PmControl::from_bits_retain(raw.unwrap_or(0))
     }
 
     /// Who owns the byte at `offset`; nobody behind the end of a 256-byte space.
@@ -164,9 +194,14 @@ impl ConfigSpace {
         self.refresh_bars();
     }
 
-    /// What the engine has to know.
+    /// What the engine has to know. A sleeping function decodes nothing.
     pub fn programmed(&self) -> Programmed {
-        let command = self.command();
+        let awake = self.power().state() == PowerState::D0;
+        let command = if awake {
+            self.command()
+        } else {
+            Command::empty()
+        };
         let mut addresses = [0; BAR_COUNT];
         for (index, address) in addresses.iter_mut().enumerate() {
             *address = self.bars.address(index as u8);

@@ -12,16 +12,13 @@ use super::commit::BarEngine;
 use super::config::{ConfigSpace, Owner};
 use super::irq::Interrupts;
 use super::ports::{CallError, Region, VfioDevice};
+use super::reset::{concerns_device, forward_command, reset_function};
 use crate::pci::address::Bdf;
 use crate::pci::ecam::PciFunction;
 use crate::pci::image;
-use crate::pci::spec::{Command, DevCtl, PmControl, Reg};
+use crate::pci::spec::{Command, DevCtl, PmControl, PowerState};
 use crate::range::Range;
 use crate::rate::RateLimit;
-
-/// COMMAND bits that the physical device takes from the guest. Decoders stay on, INTx is disabled
-/// by disarming it.
-const FORWARDED: Command = Command::MASTER.union(Command::PARITY).union(Command::SERR);
 
 struct Registers {
     config: ConfigSpace,
@@ -184,8 +181,8 @@ impl AssignedFunction {
                 let new = merge(old, usize::from(offset & 1), data);
                 registers.irq.write_msix_control(new);
             }
-            Owner::PowerControl => write_power_control(registers, offset, data),
-            Owner::DeviceControl => self.write_device_control(offset, data),
+            Owner::PowerControl => self.write_power_control(registers, offset, data),
+            Owner::DeviceControl => self.write_device_control(registers, offset, data),
             Owner::Device => self.write_physical(offset, data),
         }
     }
@@ -197,20 +194,14 @@ impl AssignedFunction {
         let after = registers.config.command();
         let decoders = Command::MEMORY | Command::IO;
         self.commit(registers);
-        if (before ^ after).intersects(FORWARDED) {
-            self.forward_command(after);
+        if concerns_device(before, after)
+            && let Err(error) = forward_command(self.device.as_ref(), after)
+        {
+            self.complain("pass COMMAND on to it", &error);
         }
         let active = after.intersects(decoders | Command::MASTER);
         let allowed = active && !after.contains(Command::INTX_DISABLE);
         registers.irq.allow_intx(allowed);
-    }
-
-    fn forward_command(&self, guest: Command) {
-        let mut raw = [0; 2];
-        self.read_physical(Reg::COMMAND.offset(), &mut raw);
-        let physical = Command::from_bits_retain(u16::from_le_bytes(raw));
-        let new = physical.difference(FORWARDED) | guest.intersection(FORWARDED);
-        self.write_physical(Reg::COMMAND.offset(), &new.bits().to_le_bytes());
     }
 
     /// Also when nothing has changed: what could not be followed before may be possible now.
@@ -227,33 +218,57 @@ impl AssignedFunction {
         }
     }
 
-    /// Device control without the bit that resets the function: DEVCAP does not offer it.
-    fn write_device_control(&self, offset: u16, data: &[u8]) {
-        let mut raw = [0; 2];
-        raw.iter_mut()
-            .skip(usize::from(offset & 1))
-            .zip(data)
-            .for_each(|(to, from)| *to = *from);
-        let asked = DevCtl::from_bits_retain(u16::from_le_bytes(raw));
-        let cut = asked.difference(DevCtl::FLR).bits().to_le_bytes();
+    /// Device control goes to the device but for the bit that resets it.
+    fn write_device_control(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
         let from = usize::from(offset & 1);
-        if let Some(bytes) = cut.get(from..from + data.len()) {
-            self.write_physical(offset, bytes);
+        let asked = DevCtl::from_bits_retain(merge(0, from, data));
+        if asked.contains(DevCtl::FLR) {
+            if registers.config.offers_function_reset() {
+                self.reset(registers, "a function-level reset");
+            }
+            return;
+        }
+        self.write_physical(offset, data);
+    }
+
+    /// The power state stays in the shadow, the device in D0. Asleep, the BARs are not decoded;
+    /// waking up resets the function unless it keeps its state.
+    fn write_power_control(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
+        let aligned = offset & !1;
+        let mut raw = [0; 2];
+        registers.config.read_shadow(aligned, &mut raw);
+        let old = PmControl::from_bits_retain(u16::from_le_bytes(raw));
+        let asked = merge(old.bits(), usize::from(offset & 1), data);
+        let new = old.with_state(PmControl::from_bits_retain(asked).state());
+        let raw = new.bits().to_le_bytes();
+        registers.config.write_shadow(aligned, &raw);
+        let wakes = old.state() == PowerState::D3Hot && new.state() == PowerState::D0;
+        if wakes && !new.contains(PmControl::NO_SOFT_RESET) {
+            self.reset(registers, "waking up from D3hot");
+        } else if old.state() != new.state() {
+            self.commit(registers);
         }
     }
-}
 
-/// Power state and PME enable stay in the shadow; the physical device stays in D0.
-fn write_power_control(registers: &mut Registers, offset: u16, data: &[u8]) {
-    let aligned = offset & !1;
-    let mut raw = [0; 2];
-    registers.config.read_shadow(aligned, &mut raw);
-    let old = PmControl::from_bits_retain(u16::from_le_bytes(raw));
-    let new = merge(old.bits(), usize::from(offset & 1), data);
-    let new = old.with_state(PmControl::from_bits_retain(new).state());
-    registers
-        .config
-        .write_shadow(aligned, &new.bits().to_le_bytes());
+    fn reset(&self, registers: &mut Registers, why: &str) {
+        if !self.device.can_reset() {
+            if self.limit.allow() {
+                tracing::warn!(
+                    "{}: the guest asked for {why}, and the host has no way to reset this function alone: its registers are reset, the device is not",
+                    self.bdf
+                );
+            }
+            registers.irq.reset();
+            registers.config.reset();
+        } else if let Err(error) = reset_function(
+            self.device.as_ref(),
+            &mut registers.config,
+            &mut registers.irq,
+        ) {
+            self.complain(&format!("do {why}"), &error);
+        }
+        self.commit(registers);
+    }
 }
 
 /// `old` with `data` written over its bytes from `at` on.

@@ -6,7 +6,8 @@
 //! 4. [`map`]: areas into the VMM, RAM into the IOMMU; [`commit`]: areas into memslots and, where
 //!    peers may reach them, into the IOMMU;
 //! 5. [`function`]: the guest's configuration accesses ([`config`]) and BAR accesses that
-//!    [`trap`]; a write to COMMAND or a BAR is planned ([`plan`]) and committed ([`commit`]);
+//!    [`trap`]; a write to COMMAND or a BAR is planned ([`plan`]) and committed ([`commit`]), a
+//!    [`reset`] is carried out;
 //! 6. [`irq`] and [`vectors`]: INTx, MSI and MSI-X.
 //!
 //! [`ports`] is what all of it needs from the kernel.
@@ -21,6 +22,7 @@ pub mod open;
 pub mod plan;
 pub mod ports;
 pub mod preflight;
+pub mod reset;
 pub mod size;
 pub mod trap;
 pub mod vectors;
@@ -249,7 +251,15 @@ fn function(
         .then(|| gsi(number, pin))
         .filter(|_| device.intx.count != 0);
     let line = gsi.and_then(|gsi| u8::try_from(gsi).ok());
-    let config = ConfigSpace::new(&device.config, &device.caps, &infos, &addresses, line);
+    let can_reset = device.device.can_reset();
+    let config = ConfigSpace::new(
+        &device.config,
+        &device.caps,
+        &infos,
+        &addresses,
+        line,
+        can_reset,
+    );
     let counts = IrqCounts {
         intx: device.intx,
         msi: device.msi,
