@@ -257,6 +257,7 @@ impl<'a> Placer<'a> {
         Ok(())
     }
 
+    /// The pages (or ports) that `item` takes at `address`, if it can be there.
     fn check_fixed(&self, item: &Item, address: u64) -> Result<Range, Obstacle> {
         let bar = &item.bar;
         if address == 0 || !address.is_multiple_of(bar.alignment().max(1)) {
@@ -274,21 +275,27 @@ impl<'a> Placer<'a> {
         } else if !(self.low.covers(&pages) || bar.is_64bit() && self.high.covers(&pages)) {
             return Err(self.why_not(&pages));
         }
-        for (other, taken) in &self.fixed {
-            // Two BARs of one device may share a page, as they may on the host.
-            let clash = if other.device == item.device {
-                let there = self.addresses.get(other.at).copied().flatten();
-                there
-                    .and_then(|a| Range::new(a, other.bar.size))
-                    .is_some_and(|r| r.overlaps(&exact))
-            } else {
-                taken.overlaps(&pages)
-            };
-            if clash && other.bar.is_io() == bar.is_io() {
-                return Err(Obstacle::Bar(other.name()));
-            }
+        match self.clash(item, &exact, &pages) {
+            Some(other) => Err(Obstacle::Bar(other.name())),
+            None => Ok(pages),
         }
-        Ok(pages)
+    }
+
+    /// The BAR placed by the user that is in the way of `item` at `exact`, in `pages`. Two BARs
+    /// of one device may share a page, as they may on the host.
+    fn clash(&self, item: &Item, exact: &Range, pages: &Range) -> Option<Item> {
+        let hit = |(other, taken): &&(Item, Range)| {
+            if other.bar.is_io() != item.bar.is_io() {
+                return false;
+            }
+            if other.device != item.device {
+                return taken.overlaps(pages);
+            }
+            let address = self.addresses.get(other.at).copied().flatten();
+            let there = address.and_then(|a| Range::new(a, other.bar.size));
+            there.is_some_and(|r| r.overlaps(exact))
+        };
+        self.fixed.iter().find(hit).map(|f| f.0)
     }
 
     /// Why a memory BAR cannot be at `pages`.
