@@ -12,7 +12,8 @@ use crate::pci::bar::{BarInfo, BarRegisters};
 use crate::pci::caps::{AnyCapId, Capabilities};
 use crate::pci::image;
 use crate::pci::spec::{
-    BAR_COUNT, Command, DevCap, FIRST_CAP, PmControl, PowerState, Reg, Type0Header, msix, pcie, pm,
+    BAR_COUNT, Command, DevCap, FIRST_CAP, FIRST_EXT_CAP, PmControl, PowerState, Reg, Type0Header,
+    msix, pcie, pm,
 };
 
 /// Who answers for a byte of configuration space.
@@ -138,11 +139,11 @@ impl ConfigSpace {
         self.owners.get(usize::from(offset)).copied()
     }
 
-    /// Fills `data` from the shadow; zero behind its end (as the extended space of a device that
-    /// has none).
+    /// Fills `data` from the shadow; all ones behind its end, by which a guest sees that a device
+    /// has no extended space (Linux drivers/pci/probe.c, pci_cfg_space_size_ext).
     pub fn read_shadow(&self, offset: u16, data: &mut [u8]) {
         for (byte, at) in data.iter_mut().zip(usize::from(offset)..) {
-            *byte = self.shadow.get(at).copied().unwrap_or(0);
+            *byte = self.shadow.get(at).copied().unwrap_or(0xff);
         }
     }
 
@@ -229,6 +230,8 @@ fn owners(len: usize, caps: &Capabilities) -> Vec<Owner> {
     own(Reg::INTERRUPT_LINE.offset(), 1, Owner::Scratch);
     const { assert!(std::mem::size_of::<Type0Header>() == FIRST_CAP as usize) };
 
+    // The head of the extended list is the filter's, also when it left nothing there.
+    own(FIRST_EXT_CAP, 4, Owner::Fixed);
     for cap in &caps.hidden {
         own(cap.offset, cap.len, Owner::Fixed);
     }

@@ -33,6 +33,8 @@ mod flow_tests;
 #[cfg(test)]
 mod property_tests;
 #[cfg(test)]
+mod reset_tests;
+#[cfg(test)]
 mod testing;
 
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use crate::assign::ports::{IrqIndex, IrqInfo, RegionInfo};
 use crate::pci::address::Bdf;
 use crate::pci::bar::BarKind;
 use crate::pci::image;
-use crate::pci::spec::{CONFIG_SIZE, CapId, Reg, Status};
+use crate::pci::spec::{CONFIG_SIZE, CapId, DevCap, Reg, Status, pcie};
 use crate::range::Range;
 
 impl FakeDeviceSpec {
@@ -83,6 +83,20 @@ impl FakeDeviceSpec {
         image::write_u32(config, AT + 4, table.1 | u32::from(table.0));
         image::write_u32(config, AT + 8, pba.1 | u32::from(pba.0));
         self.irq(IrqIndex::Msix, vectors.into())
+    }
+
+    /// Adds a PCIe capability with function-level reset at 0x60 and power management at 0xa0, in
+    /// front of what is there.
+    pub fn express(mut self) -> Self {
+        let old = image::read_u8(&self.config, Reg::CAPABILITIES.offset());
+        let config = &mut self.config;
+        image::write_u8(config, Reg::CAPABILITIES.offset(), 0x60);
+        image::write_u16(config, Reg::STATUS.offset(), Status::CAP_LIST.bits());
+        image::write_u32(config, 0x60, 0x0002_a000 | u32::from(CapId::PCIE.0));
+        image::write_u32(config, 0x60 + pcie::DEVCAP, DevCap::FLR.bits());
+        image::write_u32(config, 0xa0, 0x0003_0000 | u32::from(CapId::PM.0));
+        image::write_u8(config, 0xa1, old);
+        self
     }
 
     /// Says how many vectors of a kind there are.
