@@ -136,11 +136,7 @@ fn adjust(entry: &mut kvm_cpuid_entry2, config: &CpuidConfig, amd: bool) {
                 config.msi_ext_dest_id,
             );
         }
-        leaf::EXTENDED_FEATURES => {
-            if cpus == 1 {
-                entry.ecx &= !EXTENDED_ECX_CMP_LEGACY;
-            }
-        }
+        leaf::EXTENDED_FEATURES if cpus == 1 => entry.ecx &= !EXTENDED_ECX_CMP_LEGACY,
         leaf::ADDRESS_SIZES => address_sizes(entry, config, amd),
         leaf::AMD_CACHES if entry.eax & 0x1F != 0 => {
             let level = entry.eax >> 5 & 7;

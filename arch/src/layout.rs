@@ -103,6 +103,12 @@ pub const INTX_GSIS: u32 = 8;
 /// GSIs that the IOAPIC has pins for.
 pub const IOAPIC_GSIS: u32 = 24;
 
+const _: () = {
+    assert!(HOLE_32BIT.covers(&ECAM) && HOLE_32BIT.covers(&MMIO32));
+    assert!(ECAM.end <= MMIO32.start && MMIO32.end <= IOAPIC);
+    assert!(ECAM.len() == 256 * MIB);
+};
+
 /// GSI of an interrupt pin (0 for INTA to 3 for INTD) of the device in `slot` (0 to 31); what
 /// `_PRT` says.
 pub const fn intx_gsi(slot: u8, pin: u8) -> u32 {
@@ -306,13 +312,6 @@ mod tests {
                 AddressRange::new(1 << 39, u64::MAX)
             ]
         );
-    }
-
-    #[test]
-    fn the_fixed_ranges_below_4_gib_do_not_overlap() {
-        assert!(HOLE_32BIT.covers(&ECAM) && HOLE_32BIT.covers(&MMIO32));
-        assert!(ECAM.end <= MMIO32.start && MMIO32.end <= IOAPIC);
-        assert_eq!(ECAM.len(), 256 * MIB);
     }
 
     #[test]

@@ -235,10 +235,10 @@ mod tests {
     #[test]
     fn every_pin_of_every_slot_has_a_route() {
         let routes = interrupt_routes();
-        // Slot 0 has a shorter encoding.
-        for slot in 1..32u32 {
-            let address = (slot << 16 | 0xFFFF).to_le_bytes();
-            assert_eq!(routes.windows(4).filter(|w| *w == address).count(), 4);
+        // Slot 0 has a shorter encoding. 0x0C is AML's prefix of a double word.
+        for slot in 1..32u8 {
+            let address = [0x0C, 0xFF, 0xFF, slot, 0];
+            assert_eq!(routes.windows(5).filter(|w| *w == address).count(), 4);
         }
     }
 
