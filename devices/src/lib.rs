@@ -14,7 +14,10 @@
 
 pub mod assign;
 pub mod bus;
+pub mod debug_port;
 pub mod iommu;
 pub mod pci;
+pub mod power;
 pub mod range;
+pub mod serial;
 pub mod sys;
