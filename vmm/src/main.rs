@@ -8,6 +8,7 @@ mod console;
 mod error;
 mod events;
 mod kvm;
+mod log;
 mod machine;
 mod memory;
 mod options;
@@ -29,6 +30,7 @@ use stop::Outcome;
 fn main() -> ExitCode {
     let profile = Arc::new(Profile::start());
     terminal::install_panic_hook();
+    log::install();
     let config = match config::parse(std::env::args_os()) {
         Ok(Command::Run(config)) => config,
         Ok(Command::Print(text)) => {
