@@ -14,7 +14,14 @@
 
 pub mod assign;
 pub mod bus;
+pub mod debug_port;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
+pub mod host;
 pub mod iommu;
 pub mod pci;
+pub mod power;
 pub mod range;
+pub mod rate;
+pub mod serial;
 pub mod sys;

@@ -1,2 +1,69 @@
-//! The VMM.
-fn main() {}
+//! mini-vmm: starts a Linux guest with PCI devices of the host assigned to it.
+//!
+//! [`config`] reads the command line, [`machine`] builds and runs the machine, and this file turns
+//! the result into a message and an exit code.
+
+mod config;
+mod console;
+mod error;
+mod events;
+mod kvm;
+mod log;
+mod machine;
+mod memory;
+mod options;
+mod profile;
+mod run;
+mod signals;
+mod stop;
+mod terminal;
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use config::{Command, Config};
+use error::{Error, chain};
+use profile::Profile;
+use stop::Outcome;
+
+fn main() -> ExitCode {
+    let profile = Arc::new(Profile::start());
+    terminal::install_panic_hook();
+    log::install();
+    let config = match config::parse(std::env::args_os()) {
+        Ok(Command::Run(config)) => config,
+        Ok(Command::Print(text)) => {
+            // Whoever closed our output does not want to read it.
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => return report(&Outcome::Failed(error.into())),
+    };
+    let outcome = match machine::run(&config, &profile) {
+        Ok(outcome) => outcome,
+        Err(error) => Outcome::Failed(error),
+    };
+    print_profile(&config, &profile);
+    report(&outcome)
+}
+
+fn print_profile(config: &Config, profile: &Profile) {
+    if let Some(form) = config.boot_profile {
+        eprint!("{}", profile.report(form));
+    }
+}
+
+/// Says what has to be said, and returns the exit code.
+fn report(outcome: &Outcome) -> ExitCode {
+    match outcome {
+        Outcome::Failed(error) => say(error),
+        Outcome::Crashed(how) => eprintln!("mini-vmm: the guest crashed: {how}"),
+        Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Signal(_) => {}
+    }
+    ExitCode::from(outcome.code())
+}
+
+fn say(error: &Error) {
+    eprintln!("mini-vmm: {}", chain(error));
+}

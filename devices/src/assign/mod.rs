@@ -1,3 +1,284 @@
-//! A host PCI device in the guest, from open to interrupt.
+//! Host PCI devices in the guest, from open to interrupt. One step a file, in this order:
+//!
+//! 1. [`open`]: all devices at once, through an IOMMU backend;
+//! 2. [`size`]: configuration space, BARs, interrupts of each; [`windows`]: what can be mapped;
+//! 3. [`crate::pci::place`]: a guest-physical address for every BAR;
+//! 4. [`map`]: areas into the VMM, RAM into the IOMMU; [`commit`]: areas into memslots and, where
+//!    peers may reach them, into the IOMMU;
+//! 5. [`function`]: the guest's configuration accesses ([`config`]) and BAR accesses that
+//!    [`trap`]; a write to COMMAND or a BAR is planned ([`plan`]) and committed ([`commit`]), a
+//!    [`reset`] is carried out;
+//! 6. [`irq`] and [`vectors`]: INTx, MSI and MSI-X.
+//!
+//! [`ports`] is what all of it needs from the kernel.
 
+pub mod commit;
+pub mod config;
+pub mod error;
+pub mod function;
+pub mod irq;
+pub mod map;
+pub mod open;
+pub mod plan;
 pub mod ports;
+pub mod preflight;
+pub mod reset;
+pub mod size;
+pub mod trap;
+pub mod vectors;
+pub mod windows;
+
+#[cfg(test)]
+mod flow_tests;
+#[cfg(test)]
+mod property_tests;
+#[cfg(test)]
+mod reset_tests;
+#[cfg(test)]
+mod testing;
+
+use std::sync::Arc;
+
+pub use error::AssignError;
+pub use size::SizedDevice;
+
+use crate::pci::address::Bdf;
+use crate::pci::bar::BarInfo;
+use crate::pci::image;
+use crate::pci::place::{PlaceRequest, Placement};
+use crate::pci::spec::Reg;
+use crate::range::Range;
+use commit::{BarEngine, EngineBar};
+use config::ConfigSpace;
+use function::AssignedFunction;
+use irq::{Interrupts, IrqCounts, IrqPorts};
+use ports::{IommuBackend, MemSlots};
+use trap::{BarWindow, Space};
+
+/// Whether other assigned devices may reach a device's BARs by DMA.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PeerToPeer {
+    /// When there are two or more devices and the IOMMU backend can; otherwise one warning.
+    #[default]
+    Auto,
+    /// Or the VM does not start.
+    On,
+    /// Never.
+    Off,
+}
+
+/// How one device is to be assigned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// Mapping its BARs for its peers.
+    pub peer_to_peer: PeerToPeer,
+    /// With memory decode off its BARs read as all ones, instead of staying readable.
+    pub strict_decode: bool,
+}
+
+/// The kernel's side of all devices.
+#[derive(Clone)]
+pub struct Ports {
+    /// VFIO and its IOMMU.
+    pub iommu: Arc<dyn IommuBackend>,
+    /// Memslots.
+    pub slots: Arc<dyn MemSlots>,
+    /// Interrupts.
+    pub irq: IrqPorts,
+}
+
+/// The address windows that BARs answer in.
+#[derive(Clone, Debug)]
+pub struct BarWindows {
+    /// Guest-physical memory.
+    pub memory: Vec<Range>,
+    /// I/O ports.
+    pub io: Range,
+}
+
+/// All assigned devices of a VM.
+pub struct Assignment {
+    functions: Vec<Arc<AssignedFunction>>,
+    engine: Arc<BarEngine>,
+    windows: BarWindows,
+}
+
+/// The BARs of all `devices`, to be placed.
+pub fn place_requests(devices: &[SizedDevice]) -> Vec<PlaceRequest> {
+    let numbered = devices.iter().enumerate();
+    numbered
+        .flat_map(|(device, sized)| {
+            sized.bars.iter().map(move |bar| PlaceRequest {
+                device,
+                bar: bar.info,
+                fixed: None,
+            })
+        })
+        .collect()
+}
+
+impl Assignment {
+    /// Installs the opened `devices` at their placed addresses. `gsi` tells where the INTx pin (1
+    /// to 4) of a device, by its number, is routed.
+    pub fn new(
+        devices: Vec<SizedDevice>,
+        options: &[DeviceOptions],
+        placement: &Placement,
+        windows: BarWindows,
+        ports: &Ports,
+        gsi: impl Fn(usize, u8) -> u32,
+    ) -> Result<Self, AssignError> {
+        let engine = engine(&devices, options, placement, &windows, ports)?;
+        engine.install_slots()?;
+        install_peer_to_peer(&engine, &devices, options)?;
+        let engine = Arc::new(engine);
+        let functions = devices
+            .into_iter()
+            .enumerate()
+            .map(|(number, device)| {
+                Arc::new(function(number, device, placement, &engine, ports, &gsi))
+            })
+            .collect();
+        Ok(Self {
+            functions,
+            engine,
+            windows,
+        })
+    }
+
+    /// The functions, in the order of the devices.
+    pub fn functions(&self) -> &[Arc<AssignedFunction>] {
+        &self.functions
+    }
+
+    /// What answers accesses that trap, for the memory bus: each window with its range.
+    pub fn memory_windows(&self) -> Vec<(Range, Arc<BarWindow>)> {
+        let windows = self.windows.memory.iter();
+        windows
+            .map(|range| (*range, self.window(Space::Memory, range)))
+            .collect()
+    }
+
+    /// What answers accesses to I/O BARs, for the port bus.
+    pub fn io_window(&self) -> (Range, Arc<BarWindow>) {
+        let range = self.windows.io;
+        (range, self.window(Space::Io, &range))
+    }
+
+    fn window(&self, space: Space, range: &Range) -> Arc<BarWindow> {
+        let (engine, functions) = (Arc::clone(&self.engine), self.functions.clone());
+        Arc::new(BarWindow::new(space, range.start(), engine, functions))
+    }
+}
+
+fn engine(
+    devices: &[SizedDevice],
+    options: &[DeviceOptions],
+    placement: &Placement,
+    windows: &BarWindows,
+    ports: &Ports,
+) -> Result<BarEngine, AssignError> {
+    let mut bars = Vec::new();
+    for (number, device) in devices.iter().enumerate() {
+        let options = options.get(number).copied().unwrap_or_default();
+        for bar in &device.bars {
+            bars.push(EngineBar {
+                device: number,
+                bdf: device.bdf,
+                info: bar.info,
+                address: placement.address(number, bar.info.index).unwrap_or(0),
+                strict: options.strict_decode,
+                areas: map::map_bar(device, bar)?,
+            });
+        }
+    }
+    Ok(BarEngine::new(
+        bars,
+        windows.memory.clone(),
+        vec![windows.io],
+        Arc::clone(&ports.slots),
+        Arc::clone(&ports.iommu),
+    ))
+}
+
+/// Maps BARs for peers where the options and the number of devices ask for it.
+fn install_peer_to_peer(
+    engine: &BarEngine,
+    devices: &[SizedDevice],
+    options: &[DeviceOptions],
+) -> Result<(), AssignError> {
+    for (number, device) in devices.iter().enumerate() {
+        let wanted = options
+            .get(number)
+            .copied()
+            .unwrap_or_default()
+            .peer_to_peer;
+        let skip = match wanted {
+            PeerToPeer::Off => true,
+            PeerToPeer::Auto => devices.len() < 2,
+            PeerToPeer::On => false,
+        };
+        if skip {
+            continue;
+        }
+        match engine.install_peer_to_peer(number) {
+            Err(error) if wanted == PeerToPeer::Auto => tracing::warn!(
+                "{}: other devices cannot reach its BARs by DMA (peer-to-peer is off for it): {error}: {}: {}",
+                device.bdf,
+                error.source,
+                error.source.source
+            ),
+            done => done?,
+        }
+    }
+    Ok(())
+}
+
+fn function(
+    number: usize,
+    device: SizedDevice,
+    placement: &Placement,
+    engine: &Arc<BarEngine>,
+    ports: &Ports,
+    gsi: &impl Fn(usize, u8) -> u32,
+) -> AssignedFunction {
+    let infos: Vec<BarInfo> = device.bars.iter().map(|bar| bar.info).collect();
+    let addresses: Vec<(u8, u64)> = infos
+        .iter()
+        .filter_map(|bar| Some((bar.index, placement.address(number, bar.index)?)))
+        .collect();
+    let pin = image::read_u8(&device.config, Reg::INTERRUPT_PIN.offset());
+    let gsi = (1..=4)
+        .contains(&pin)
+        .then(|| gsi(number, pin))
+        .filter(|_| device.intx.count != 0);
+    let line = gsi.and_then(|gsi| u8::try_from(gsi).ok());
+    let can_reset = device.device.can_reset();
+    let config = ConfigSpace::new(
+        &device.config,
+        &device.caps,
+        &infos,
+        &addresses,
+        line,
+        can_reset,
+    );
+    let counts = IrqCounts {
+        intx: device.intx,
+        msi: device.msi,
+        msix: device.msix,
+    };
+    let id: (u16, Bdf) = (number as u16, device.bdf);
+    let vfio = Arc::clone(&device.device);
+    let irq = Interrupts::new(id, vfio, &device.caps, counts, gsi, ports.irq.clone());
+    let msix_bars = device.caps.msix.as_ref();
+    let msix_bars = msix_bars.map(|cap| (cap.table.bar, cap.pba.bar));
+    let id = (number, device.bdf);
+    AssignedFunction::new(
+        id,
+        device.device,
+        Arc::clone(engine),
+        config,
+        irq,
+        msix_bars,
+    )
+}

@@ -1,1 +1,5 @@
 //! The IOMMU backends behind [`crate::assign::ports::IommuBackend`].
+//!
+//! Both map IOVA = guest-physical address, for all assigned devices at once.
+
+pub mod type1;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A host PCI function: `SSSS:BB:DD.F`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bdf {
     /// PCI domain.
     pub segment: u16,

@@ -70,7 +70,7 @@ impl HostMap {
         offset: libc::off_t,
     ) -> io::Result<Self> {
         let modulus = alignment.modulus;
-        if len == 0 || len % PAGE != 0 || !modulus.is_power_of_two() || modulus < PAGE {
+        if len == 0 || !len.is_multiple_of(PAGE) || !modulus.is_power_of_two() || modulus < PAGE {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let slack = modulus - PAGE;
@@ -202,7 +202,7 @@ impl HostRange {
     /// to pages.
     pub fn part(&self, offset: u64, len: u64) -> Option<Self> {
         let end = offset.checked_add(len)?;
-        let aligned = offset % PAGE == 0 && len % PAGE == 0 && len != 0;
+        let aligned = offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE) && len != 0;
         (end <= self.len && aligned).then(|| Self {
             map: Arc::clone(&self.map),
             offset: self.offset + offset,

@@ -3,5 +3,10 @@
 #![allow(unsafe_code)]
 
 mod host_map;
+mod poll;
+pub(crate) mod vfio;
+mod vfio_device;
 
 pub use host_map::{Alignment, HostMap, HostRange};
+pub use poll::is_signalled;
+pub use vfio_device::VfioPciDevice;

@@ -1,0 +1,263 @@
+//! Configuration space of one function as the guest sees it: who owns which byte, the shadow, and
+//! the registers of the header.
+//!
+//! Reads cost a system call only for bytes that the device changes by itself
+//! ([`Owner::Device`]). Everything else is answered from the shadow or a state machine.
+//!
+//! Invariants: the physical device keeps memory decode on, whatever the guest writes into COMMAND;
+//! a hidden capability reads as zero; a BAR register reads back what was written, masked by size.
+
+use super::commit::Programmed;
+use crate::pci::bar::{BarInfo, BarRegisters};
+use crate::pci::caps::{AnyCapId, Capabilities};
+use crate::pci::image;
+use crate::pci::spec::{
+    BAR_COUNT, Command, DevCap, FIRST_CAP, FIRST_EXT_CAP, PmControl, PowerState, Reg, Type0Header,
+    msix, pcie, pm,
+};
+
+/// Who answers for a byte of configuration space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// The shadow; writes are lost.
+    Fixed,
+    /// The shadow; writes stay in it.
+    Scratch,
+    /// COMMAND.
+    Command,
+    /// The six BAR registers.
+    Bars,
+    /// The MSI capability.
+    Msi,
+    /// MSI-X message control.
+    MsixControl,
+    /// Power-management control and status.
+    PowerControl,
+    /// PCIe device control: forwarded but for the bit that resets the function.
+    DeviceControl,
+    /// The device; reads and writes are forwarded.
+    Device,
+}
+
+/// Shadow, owners and header registers.
+pub struct ConfigSpace {
+    shadow: Vec<u8>,
+    owners: Vec<Owner>,
+    bars: BarRegisters,
+    msi_offset: u16,
+    power_control: Option<u16>,
+    offers_reset: bool,
+}
+
+impl ConfigSpace {
+    /// The guest's configuration space over the filtered image of the physical one. BAR registers
+    /// hold `addresses`; decode is off. `can_reset`: a function-level reset can be carried out.
+    pub fn new(
+        filtered: &[u8],
+        caps: &Capabilities,
+        bars: &[BarInfo],
+        addresses: &[(u8, u64)],
+        interrupt_line: Option<u8>,
+        can_reset: bool,
+    ) -> Self {
+        let mut registers = BarRegisters::new(bars);
+        for (index, address) in addresses {
+            registers.set_address(*index, *address);
+        }
+        let mut space = Self {
+            owners: owners(filtered.len(), caps),
+            shadow: filtered.to_vec(),
+            bars: registers,
+            msi_offset: caps.msi.as_ref().map_or(0, |cap| cap.offset),
+            power_control: caps.pm.as_ref().map(|cap| cap.offset + pm::CONTROL),
+            offers_reset: can_reset && caps.pcie.as_ref().is_some_and(|cap| cap.flr),
+        };
+        space.present_header(interrupt_line);
+        if let Some(cap) = caps.pcie.as_ref().filter(|_| !space.offers_reset) {
+            space.hide_function_reset(cap.offset);
+        }
+        space
+    }
+
+    /// Header fields that differ from the device's: decode off, the VM's interrupt line instead of
+    /// the host's, no built-in self-test, no ROM.
+    fn present_header(&mut self, interrupt_line: Option<u8>) {
+        let shadow = &mut self.shadow;
+        image::write_u16(shadow, Reg::COMMAND.offset(), 0);
+        image::write_u8(shadow, Reg::BIST.offset(), 0);
+        image::write_u32(shadow, Reg::ROM.offset(), 0);
+        image::write_u32(shadow, Reg::CARDBUS_CIS.offset(), 0);
+        if interrupt_line.is_none() {
+            image::write_u8(shadow, Reg::INTERRUPT_PIN.offset(), 0);
+        }
+        let line = interrupt_line.unwrap_or(0xff);
+        image::write_u8(shadow, Reg::INTERRUPT_LINE.offset(), line);
+        self.refresh_bars();
+    }
+
+    /// What the host cannot carry out is not offered.
+    fn hide_function_reset(&mut self, cap: u16) {
+        let at = cap + pcie::DEVCAP;
+        let devcap = DevCap::from_bits_retain(image::read_u32(&self.shadow, at));
+        let devcap = devcap.difference(DevCap::FLR);
+        image::write_u32(&mut self.shadow, at, devcap.bits());
+    }
+
+    fn refresh_bars(&mut self) {
+        for dword in 0..BAR_COUNT {
+            let at = Reg::BAR0.offset() + 4 * dword as u16;
+            let value = self.bars.read(dword);
+            image::write_u32(&mut self.shadow, at, value);
+        }
+    }
+
+    /// Whether the guest may ask for a function-level reset.
+    pub fn offers_function_reset(&self) -> bool {
+        self.offers_reset
+    }
+
+    /// Registers to their reset values: decode off, BARs 0, power state D0.
+    pub fn reset(&mut self) {
+        image::write_u16(&mut self.shadow, Reg::COMMAND.offset(), 0);
+        self.bars.reset();
+        self.refresh_bars();
+        if let Some(at) = self.power_control {
+            let control = self.power().with_state(PowerState::D0);
+            image::write_u16(&mut self.shadow, at, control.bits());
+        }
+    }
+
+    fn power(&self) -> PmControl {
+        let raw = self
+            .power_control
+            .map(|at| image::read_u16(&self.shadow, at));
+        PmControl::from_bits_retain(raw.unwrap_or(0))
+    }
+
+    /// Who owns the byte at `offset`; nobody behind the end of a 256-byte space.
+    pub fn owner(&self, offset: u16) -> Option<Owner> {
+        self.owners.get(usize::from(offset)).copied()
+    }
+
+    /// Fills `data` from the shadow; all ones behind its end, by which a guest sees that a device
+    /// has no extended space (Linux drivers/pci/probe.c, pci_cfg_space_size_ext).
+    pub fn read_shadow(&self, offset: u16, data: &mut [u8]) {
+        for (byte, at) in data.iter_mut().zip(usize::from(offset)..) {
+            *byte = self.shadow.get(at).copied().unwrap_or(0xff);
+        }
+    }
+
+    /// Stores `data` in the shadow.
+    pub fn write_shadow(&mut self, offset: u16, data: &[u8]) {
+        image::write(&mut self.shadow, offset, data);
+    }
+
+    /// Where the MSI capability lies.
+    pub fn msi_offset(&self) -> u16 {
+        self.msi_offset
+    }
+
+    /// COMMAND as the guest last wrote it.
+    pub fn command(&self) -> Command {
+        let raw = image::read_u16(&self.shadow, Reg::COMMAND.offset());
+        Command::from_bits_retain(raw)
+    }
+
+    /// Takes a write of `data` at `offset`, inside COMMAND; says what COMMAND was before.
+    pub fn write_command(&mut self, offset: u16, data: &[u8]) -> Command {
+        let before = self.command();
+        self.write_shadow(offset, data);
+        let writable = Command::IO
+            | Command::MEMORY
+            | Command::MASTER
+            | Command::PARITY
+            | Command::SERR
+            | Command::INTX_DISABLE;
+        let after = self.command().intersection(writable);
+        image::write_u16(&mut self.shadow, Reg::COMMAND.offset(), after.bits());
+        before
+    }
+
+    /// Takes a write of `data` at `offset`, inside the BAR registers.
+    pub fn write_bars(&mut self, offset: u16, data: &[u8]) {
+        let start = offset - Reg::BAR0.offset();
+        let mut writes = [(0u32, 0u32); BAR_COUNT];
+        for (byte, at) in data.iter().zip(usize::from(start)..) {
+            if let Some((value, mask)) = writes.get_mut(at / 4) {
+                let shift = 8 * (at % 4);
+                *value |= u32::from(*byte) << shift;
+                *mask |= 0xff << shift;
+            }
+        }
+        for (dword, (value, mask)) in writes.into_iter().enumerate() {
+            self.bars.write(dword, value, mask);
+        }
+        self.refresh_bars();
+    }
+
+    /// What the engine has to know. A sleeping function decodes nothing.
+    pub fn programmed(&self) -> Programmed {
+        let awake = self.power().state() == PowerState::D0;
+        let command = if awake {
+            self.command()
+        } else {
+            Command::empty()
+        };
+        let mut addresses = [0; BAR_COUNT];
+        for (index, address) in addresses.iter_mut().enumerate() {
+            *address = self.bars.address(index as u8);
+        }
+        Programmed {
+            memory: command.contains(Command::MEMORY),
+            io: command.contains(Command::IO),
+            addresses,
+        }
+    }
+}
+
+fn owners(len: usize, caps: &Capabilities) -> Vec<Owner> {
+    let mut owners = vec![Owner::Device; len];
+    let mut own = |start: u16, len: u16, owner: Owner| {
+        let range = usize::from(start)..usize::from(start) + usize::from(len);
+        if let Some(bytes) = owners.get_mut(range) {
+            bytes.fill(owner);
+        }
+    };
+    own(0, FIRST_CAP, Owner::Fixed);
+    own(Reg::COMMAND.offset(), 2, Owner::Command);
+    own(Reg::CACHE_LINE_SIZE.offset(), 2, Owner::Scratch);
+    own(Reg::BAR0.offset(), 4 * BAR_COUNT as u16, Owner::Bars);
+    own(Reg::INTERRUPT_LINE.offset(), 1, Owner::Scratch);
+    const { assert!(std::mem::size_of::<Type0Header>() == FIRST_CAP as usize) };
+
+    // The head of the extended list is the filter's, also when it left nothing there.
+    own(FIRST_EXT_CAP, 4, Owner::Fixed);
+    for cap in &caps.hidden {
+        own(cap.offset, cap.len, Owner::Fixed);
+    }
+    for cap in &caps.kept {
+        // The links are those of the filtered list, never the device's.
+        let header = match cap.id {
+            AnyCapId::Standard(_) => 2,
+            AnyCapId::Extended(_) => 4,
+        };
+        own(cap.offset, header, Owner::Fixed);
+    }
+    if let Some(cap) = &caps.msi {
+        own(cap.offset + 2, cap.bytes() - 2, Owner::Msi);
+    }
+    if let Some(cap) = &caps.msix {
+        own(cap.offset + 2, msix::LEN - 2, Owner::Fixed);
+        own(cap.offset + msix::CONTROL, 2, Owner::MsixControl);
+    }
+    if let Some(cap) = &caps.pm {
+        own(cap.offset + 2, pm::LEN - 2, Owner::Fixed);
+        own(cap.offset + pm::CONTROL, 2, Owner::PowerControl);
+    }
+    if let Some(cap) = &caps.pcie {
+        own(cap.offset + pcie::FLAGS, 2, Owner::Fixed);
+        own(cap.offset + pcie::DEVCAP, 4, Owner::Fixed);
+        own(cap.offset + pcie::DEVCTL, 2, Owner::DeviceControl);
+    }
+    owners
+}

@@ -1,0 +1,135 @@
+//! Why devices cannot be assigned. Each message names the device and, where there is one, the
+//! command that mends it.
+
+use super::commit::CommitError;
+use super::ports::{CallError, Region};
+use crate::pci::address::Bdf;
+use crate::pci::bar::BarError;
+use crate::range::Range;
+
+/// See the module.
+#[derive(Debug, thiserror::Error)]
+pub enum AssignError {
+    /// The kernel does not hand out the device.
+    #[error("{bdf}: cannot open the device{}", open_remedy(source))]
+    Open {
+        /// The device.
+        bdf: Bdf,
+        /// The kernel's reason.
+        source: CallError,
+    },
+    /// A thread that opened a device ended without a result.
+    #[error("{bdf}: the thread that opened the device has died")]
+    OpenThread {
+        /// The device.
+        bdf: Bdf,
+    },
+    /// A region or an interrupt kind cannot be queried, read or written.
+    #[error("{bdf}: {what} is not accessible")]
+    Query {
+        /// The device.
+        bdf: Bdf,
+        /// Which part of it.
+        what: String,
+        /// The kernel's reason.
+        source: CallError,
+    },
+    /// Configuration space reads as all ones.
+    #[error(
+        "{bdf}: the device does not answer (its configuration space reads as all ones): it has fallen off the bus or is powered down; try `echo 1 > /sys/bus/pci/devices/{bdf}/remove; echo 1 > /sys/bus/pci/rescan`"
+    )]
+    Gone {
+        /// The device.
+        bdf: Bdf,
+    },
+    /// A bridge or other device that is no endpoint.
+    #[error("{bdf}: only endpoints can be assigned, this is a bridge (header type {header})")]
+    NotEndpoint {
+        /// The device.
+        bdf: Bdf,
+        /// Its header layout.
+        header: u8,
+    },
+    /// BAR registers and region sizes contradict each other.
+    #[error("{bdf}: its BARs cannot be used")]
+    Bars {
+        /// The device.
+        bdf: Bdf,
+        /// Which and why.
+        source: BarError,
+    },
+    /// An area of a BAR cannot be mapped.
+    #[error("{bdf}: BAR {bar}, {area}: cannot be mapped into the VMM")]
+    Mmap {
+        /// The device.
+        bdf: Bdf,
+        /// BAR index.
+        bar: u8,
+        /// BAR-relative.
+        area: Range,
+        /// The kernel's reason.
+        source: CallError,
+    },
+    /// Guest RAM cannot be mapped for DMA.
+    #[error("guest RAM at {range} cannot be mapped for DMA{}", ram_remedy(source))]
+    Ram {
+        /// Guest-physical.
+        range: Range,
+        /// The kernel's reason.
+        source: CallError,
+    },
+    /// A memslot or an IOMMU mapping of a BAR.
+    #[error(transparent)]
+    Install(#[from] CommitError),
+}
+
+impl AssignError {
+    /// Whether the device or the host was not ready, as opposed to a call that failed on the way.
+    pub fn is_preflight(&self) -> bool {
+        match self {
+            Self::Open { .. }
+            | Self::Gone { .. }
+            | Self::NotEndpoint { .. }
+            | Self::Bars { .. }
+            | Self::Ram { .. } => true,
+            Self::OpenThread { .. } | Self::Query { .. } | Self::Mmap { .. } | Self::Install(_) => {
+                false
+            }
+        }
+    }
+
+    pub(super) fn query(bdf: Bdf, region: Region) -> impl Fn(CallError) -> Self {
+        move |source| Self::Query {
+            bdf,
+            what: match region {
+                Region::Bar(n) => format!("BAR {n}"),
+                Region::Rom => "its ROM".to_owned(),
+                Region::Config => "its configuration space".to_owned(),
+            },
+            source,
+        }
+    }
+}
+
+fn open_remedy(source: &CallError) -> &'static str {
+    match source.errno() {
+        Some(libc::ENODEV) => {
+            " (is it bound to vfio-pci? `driverctl set-override BDF vfio-pci` or driver_override binds it)"
+        }
+        Some(libc::EBUSY) => " (another process uses it)",
+        Some(libc::EACCES | libc::EPERM) => {
+            " (you may not use it, or it is a VF whose PF wants a token)"
+        }
+        _ => "",
+    }
+}
+
+fn ram_remedy(source: &CallError) -> &'static str {
+    match source.errno() {
+        Some(libc::ENOMEM) => {
+            " (the locked-memory limit is too low: raise it with `ulimit -l unlimited` as root, or in /etc/security/limits.conf)"
+        }
+        Some(libc::EINVAL) => " (outside what the IOMMU can address)",
+        _ => "",
+    }
+}

@@ -1,0 +1,228 @@
+//! A device's way from open to interrupt on the fake kernel: order and number of calls, and what
+//! the guest sees.
+
+use super::testing::{GIB, Rig, bdf};
+use super::{DeviceOptions, PeerToPeer};
+use crate::fake::{Event, FakeDeviceSpec, Tally};
+use crate::pci::bar::BarKind;
+use crate::pci::spec::Command;
+
+const MEM: u16 = Command::MEMORY.bits();
+const MASTER: u16 = Command::MASTER.bits();
+
+fn two_gpus() -> Rig {
+    Rig::new(
+        vec![
+            FakeDeviceSpec::gpu(bdf(1), 16 * GIB),
+            FakeDeviceSpec::gpu(bdf(2), 16 * GIB),
+        ],
+        DeviceOptions::default(),
+    )
+}
+
+/// Areas of one fake GPU: BAR 0 in three parts around table and PBA, BAR 2 whole.
+const AREAS: usize = 4;
+
+#[test]
+fn each_area_costs_one_slot_and_one_mapping_and_each_device_one_open() {
+    let rig = two_gpus();
+    let log = rig.kernel.take_log();
+    let opens = log.iter().filter(|e| matches!(e, Event::Open(_))).count();
+    assert_eq!(opens, 2);
+    let slots = log.iter().filter(|e| matches!(e, Event::SetSlot(_)));
+    assert_eq!(slots.count(), 2 * AREAS + 1, "areas and RAM");
+    let maps = log.iter().filter(|e| matches!(e, Event::Map(_))).count();
+    assert_eq!(maps, 2 * AREAS);
+    let last_slot = log.iter().rposition(|e| matches!(e, Event::SetSlot(_)));
+    let first_map = log.iter().position(|e| matches!(e, Event::Map(_)));
+    assert!(last_slot < first_map);
+}
+
+#[test]
+fn turning_decode_on_and_off_costs_nothing() {
+    let rig = two_gpus();
+    rig.kernel.take_log();
+    for command in [MEM, 0, MEM, 0, MEM] {
+        rig.write_command(0, command);
+        rig.write_command(1, command);
+    }
+    let tally = rig.kernel.take_tally();
+    assert_eq!((tally.slots, tally.maps, tally.unmaps), (0, 0, 0));
+}
+
+#[test]
+fn the_physical_device_keeps_decoding_whatever_the_guest_writes() {
+    let rig = two_gpus();
+    rig.kernel.take_log();
+    rig.write_command(0, MEM | MASTER);
+    rig.write_command(0, 0);
+    let device = rig.kernel.device(bdf(1)).unwrap();
+    for event in rig.kernel.take_log() {
+        if let Event::ConfigWrite(_, 4, data) = event {
+            assert_eq!(u16::from_le_bytes([data[0], data[1]]) & !MASTER, 0);
+        }
+    }
+    assert_eq!(device.physical_config()[4] & MASTER as u8, 0);
+}
+
+#[test]
+fn bus_mastering_follows_the_guest_after_the_decoders() {
+    let rig = two_gpus();
+    rig.move_bar(0, 2, rig.placement.mmio64.unwrap().end() - 16 * GIB);
+    rig.kernel.take_log();
+    rig.write_command(0, MEM | MASTER);
+    let log = rig.kernel.take_log();
+    let moved = log.iter().position(|e| matches!(e, Event::MoveSlot(..)));
+    let master = log
+        .iter()
+        .position(|e| matches!(e, Event::ConfigWrite(_, 4, data) if data[0] & MASTER as u8 != 0));
+    assert!(moved.is_some() && moved < master, "{log:?}");
+}
+
+#[test]
+fn sizing_a_bar_reads_back_its_size_and_costs_nothing() {
+    let rig = two_gpus();
+    rig.kernel.take_log();
+    for dword in [2, 3] {
+        rig.write_bar_register(0, dword, u32::MAX);
+    }
+    let low = rig.read_config(0, 0x18);
+    let high = rig.read_config(0, 0x1c);
+    let size = !((u64::from(high) << 32) | u64::from(low & !0xf)) + 1;
+    assert_eq!(size, 16 * GIB);
+    assert_eq!(low & 0xf, 0xc, "64-bit prefetchable");
+    rig.move_bar(0, 2, rig.placed(0, 2));
+    rig.write_command(0, MEM);
+    assert_eq!(rig.kernel.take_tally(), Tally::default());
+}
+
+#[test]
+fn a_bar_at_an_illegal_address_answers_nowhere_and_comes_back() {
+    for high_first in [false, true] {
+        for decode_during in [0, MEM] {
+            let rig = two_gpus();
+            let home = rig.placed(0, 2);
+            rig.write_command(0, MEM);
+            let bar = rig.slot_at(home).unwrap();
+            for illegal in [0, GIB / 2, 0xc000_0000, 1 << 50, !0] {
+                rig.write_command(0, decode_during);
+                let mut dwords = [(2, illegal as u32), (3, (illegal >> 32) as u32)];
+                if high_first {
+                    dwords.reverse();
+                }
+                for (dword, value) in dwords {
+                    rig.write_bar_register(0, dword, value);
+                }
+                rig.write_command(0, MEM);
+                // The size mask of 16 GiB leaves bits 34 and up.
+                assert_eq!(rig.read_config(0, 0x18), 0xc);
+                assert_eq!(rig.read_config(0, 0x1c), (illegal >> 32) as u32 & !3);
+                assert_eq!(rig.slot_at(home), None, "{illegal:#x}");
+                assert_eq!(rig.answers_at(home), None);
+                rig.write_command(0, decode_during);
+                rig.move_bar(0, 2, home);
+                rig.write_command(0, MEM);
+                assert_eq!(rig.slot_at(home), Some(bar));
+            }
+            assert_eq!(rig.kernel.take_tally().unmaps, 0);
+        }
+    }
+}
+
+#[test]
+fn two_devices_swap_their_bars() {
+    let rig = two_gpus();
+    let (a, b) = (rig.placed(0, 2), rig.placed(1, 2));
+    let (first, second) = (rig.slot_at(a), rig.slot_at(b));
+    for device in [0, 1] {
+        rig.write_command(device, 0);
+    }
+    rig.move_bar(0, 2, b);
+    rig.move_bar(1, 2, a);
+    for device in [0, 1] {
+        rig.write_command(device, MEM);
+    }
+    assert_eq!((rig.slot_at(b), rig.slot_at(a)), (first, second));
+    let mapped = rig.kernel.mappings();
+    let at = |iova| mapped.iter().find(|(r, _)| r.start() == iova).unwrap().1;
+    assert_eq!((Some(at(b)), Some(at(a))), (first, second));
+}
+
+#[test]
+fn the_msix_table_traps_and_the_rest_of_its_page_reaches_the_device() {
+    let rig = two_gpus();
+    rig.write_command(0, MEM);
+    let base = rig.placed(0, 0);
+    assert_eq!(rig.slot_at(base + 0x5000), None);
+    assert_eq!(rig.slot_at(base + 0xd000), None);
+    assert!(rig.slot_at(base + 0x4fff).is_some() && rig.slot_at(base + 0x6000).is_some());
+    let (range, window) = &rig.assignment.memory_windows()[0];
+    let offset = base - range.start();
+    let read = |at: u64| {
+        let mut data = [0; 4];
+        crate::bus::BusDevice::read(window.as_ref(), offset + at, &mut data);
+        u32::from_le_bytes(data)
+    };
+    assert_eq!(read(0x520c), 1, "vector 0 is masked after reset");
+    crate::bus::BusDevice::write(window.as_ref(), offset + 0x5100, &[1, 2, 3, 4]);
+    assert_eq!(read(0x5100), 0x0403_0201);
+}
+
+#[test]
+fn enabling_msix_costs_one_interrupt_setup_and_one_route_update() {
+    let rig = two_gpus();
+    rig.write_command(0, MEM | MASTER);
+    let base = rig.placed(0, 0);
+    let (range, window) = &rig.assignment.memory_windows()[0];
+    for vector in 0..8u64 {
+        let entry = base - range.start() + 0x5200 + 16 * vector;
+        crate::bus::BusDevice::write(window.as_ref(), entry, &0xfee0_0000u32.to_le_bytes());
+        crate::bus::BusDevice::write(window.as_ref(), entry + 8, &[vector as u8, 0, 0, 0]);
+        crate::bus::BusDevice::write(window.as_ref(), entry + 12, &[0, 0, 0, 0]);
+    }
+    // INTx was enabled with the decoders: its disarming comes first.
+    rig.kernel.take_log();
+    rig.write_config(0, 0x42, &0x8000u16.to_le_bytes());
+    let log = rig.kernel.take_log();
+    let count = |what: fn(&Event) -> bool| log.iter().filter(|e| what(e)).count();
+    assert_eq!(count(|e| matches!(e, Event::Routes { .. })), 1);
+    assert_eq!(
+        count(|e| matches!(e, Event::SetIrqs(_, "trigger", 0, v) if *v == [true; 8])),
+        1
+    );
+    assert_eq!(rig.kernel.route_count(), 8);
+    rig.write_config(0, 0x42, &0u16.to_le_bytes());
+    assert_eq!(rig.kernel.route_count(), 0);
+}
+
+#[test]
+fn peer_to_peer_is_mapped_only_when_there_is_a_peer_or_it_is_asked_for() {
+    let one = |option| {
+        let options = DeviceOptions {
+            peer_to_peer: option,
+            ..DeviceOptions::default()
+        };
+        let rig = Rig::new(vec![FakeDeviceSpec::gpu(bdf(1), 16 * GIB)], options);
+        rig.kernel.take_tally().maps
+    };
+    assert_eq!(one(PeerToPeer::Auto), 0);
+    assert_eq!(one(PeerToPeer::Off), 0);
+    assert_eq!(one(PeerToPeer::On), AREAS);
+}
+
+#[test]
+fn an_io_bar_answers_at_its_port_while_decode_is_on() {
+    let spec = FakeDeviceSpec::bare(bdf(1)).bar(1, BarKind::Io, 8);
+    let rig = Rig::new(vec![spec], DeviceOptions::default());
+    let port = rig.placed(0, 1);
+    let (range, window) = rig.assignment.io_window();
+    let read = || {
+        let mut data = [0xff];
+        crate::bus::BusDevice::read(window.as_ref(), port - range.start(), &mut data);
+        data[0]
+    };
+    assert_eq!(read(), 0xff);
+    rig.write_command(0, Command::IO.bits());
+    crate::bus::BusDevice::write(window.as_ref(), port - range.start(), &[0x5a]);
+    assert_eq!(read(), 0x5a);
+}

@@ -1,0 +1,331 @@
+//! Step 5: one assigned function at run time. Configuration accesses go to the owner of each byte;
+//! accesses to BARs that trap go to the MSI-X machine or to the device's descriptor.
+//!
+//! Invariants: the function's lock is taken before the engine's, never the other way; whatever the
+//! guest does ends in an answer (all ones where the device refuses), never in an error for the VM.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::commit::BarEngine;
+use super::config::{ConfigSpace, Owner};
+use super::irq::Interrupts;
+use super::ports::{CallError, Region, VfioDevice};
+use super::reset::{concerns_device, forward_command, reset_function};
+use crate::pci::address::Bdf;
+use crate::pci::ecam::PciFunction;
+use crate::pci::image;
+use crate::pci::spec::{Command, DevCtl, PmControl, PowerState};
+use crate::range::Range;
+use crate::rate::RateLimit;
+
+struct Registers {
+    config: ConfigSpace,
+    irq: Interrupts,
+}
+
+/// See the module.
+pub struct AssignedFunction {
+    number: usize,
+    bdf: Bdf,
+    device: Arc<dyn VfioDevice>,
+    engine: Arc<BarEngine>,
+    /// MSI-X table and PBA: the BAR and the bytes in it.
+    table: Option<(u8, Range)>,
+    pba: Option<(u8, Range)>,
+    registers: Mutex<Registers>,
+    limit: RateLimit,
+}
+
+impl AssignedFunction {
+    /// Device `number` of the VM. `table` and `pba` say where its MSI-X structures lie.
+    pub fn new(
+        (number, bdf): (usize, Bdf),
+        device: Arc<dyn VfioDevice>,
+        engine: Arc<BarEngine>,
+        config: ConfigSpace,
+        irq: Interrupts,
+        msix_bars: Option<(u8, u8)>,
+    ) -> Self {
+        let located = irq.msix_ranges().zip(msix_bars);
+        Self {
+            number,
+            bdf,
+            device,
+            engine,
+            table: located.map(|((table, _), (bar, _))| (bar, table)),
+            pba: located.map(|((_, pba), (_, bar))| (bar, pba)),
+            registers: Mutex::new(Registers { config, irq }),
+            limit: RateLimit::default(),
+        }
+    }
+
+    /// The device's host address.
+    pub fn bdf(&self) -> Bdf {
+        self.bdf
+    }
+
+    /// Reads `data.len()` (1 to 8) bytes at `offset` of `bar`.
+    pub fn read_bar(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        for (part, place) in self.parts(bar, offset, data.len()) {
+            let Some(bytes) = data.get_mut(part) else {
+                continue;
+            };
+            match place {
+                Place::Table(at) => self.registers.lock().irq.read_table(at, bytes),
+                Place::Pba(at) => self.registers.lock().irq.read_pba(at, bytes),
+                Place::Device(at) => {
+                    if let Err(error) = self.device.read(Region::Bar(bar), at, bytes) {
+                        bytes.fill(0xff);
+                        self.complain(&format!("read BAR {bar} at {at:#x}"), &error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes `data` (1 to 8 bytes) at `offset` of `bar`.
+    pub fn write_bar(&self, bar: u8, offset: u64, data: &[u8]) {
+        for (part, place) in self.parts(bar, offset, data.len()) {
+            let Some(bytes) = data.get(part) else {
+                continue;
+            };
+            match place {
+                Place::Table(at) => self.registers.lock().irq.write_table(at, bytes),
+                // The pending bits are read-only (PCI 3.0, 6.8.2.10).
+                Place::Pba(_) => {}
+                Place::Device(at) => {
+                    if let Err(error) = self.device.write(Region::Bar(bar), at, bytes) {
+                        self.complain(&format!("write BAR {bar} at {at:#x}"), &error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Splits an access where MSI-X table or PBA begin or end.
+    fn parts(&self, bar: u8, offset: u64, len: usize) -> Vec<(std::ops::Range<usize>, Place)> {
+        let place = |at: u64| {
+            let inside = |what: &Option<(u8, Range)>| {
+                let (_, range) = what.as_ref().filter(|(b, r)| *b == bar && r.contains(at))?;
+                Some(at - range.start())
+            };
+            match (inside(&self.table), inside(&self.pba)) {
+                (Some(at), _) => Place::Table(at),
+                (None, Some(at)) => Place::Pba(at),
+                (None, None) => Place::Device(at),
+            }
+        };
+        let mut parts: Vec<(std::ops::Range<usize>, Place)> = Vec::with_capacity(1);
+        for i in 0..len {
+            let here = place(offset.wrapping_add(i as u64));
+            match parts.last_mut() {
+                Some((part, first)) if first.same_kind(&here) => part.end = i + 1,
+                _ => parts.push((i..i + 1, here)),
+            }
+        }
+        parts
+    }
+
+    fn complain(&self, what: &str, error: &CallError) {
+        if self.limit.allow() {
+            tracing::warn!("{}: cannot {what}: {error}: {}", self.bdf, error.source);
+        }
+    }
+
+    fn read_physical(&self, offset: u16, data: &mut [u8]) {
+        if let Err(error) = self.device.read(Region::Config, offset.into(), data) {
+            data.fill(0xff);
+            self.complain(&format!("read configuration space at {offset:#x}"), &error);
+        }
+    }
+
+    fn write_physical(&self, offset: u16, data: &[u8]) {
+        if let Err(error) = self.device.write(Region::Config, offset.into(), data) {
+            self.complain(&format!("write configuration space at {offset:#x}"), &error);
+        }
+    }
+
+    fn read_owned(&self, registers: &Registers, owner: Owner, offset: u16, data: &mut [u8]) {
+        match owner {
+            Owner::Msi => {
+                let cap = registers.config.msi_offset();
+                registers.irq.read_msi(offset - cap, data);
+            }
+            Owner::MsixControl => {
+                let control = registers.irq.msix_control().to_le_bytes();
+                let cut = control.iter().skip(usize::from(offset & 1));
+                data.iter_mut().zip(cut).for_each(|(to, from)| *to = *from);
+            }
+            Owner::Device | Owner::DeviceControl => self.read_physical(offset, data),
+            _ => registers.config.read_shadow(offset, data),
+        }
+    }
+
+    fn write_owned(&self, registers: &mut Registers, owner: Owner, offset: u16, data: &[u8]) {
+        match owner {
+            Owner::Fixed => {}
+            Owner::Scratch => registers.config.write_shadow(offset, data),
+            Owner::Command => self.write_command(registers, offset, data),
+            Owner::Bars => {
+                registers.config.write_bars(offset, data);
+                self.commit(registers);
+            }
+            Owner::Msi => {
+                let cap = registers.config.msi_offset();
+                registers.irq.write_msi(offset - cap, data);
+            }
+            Owner::MsixControl => {
+                let old = registers.irq.msix_control();
+                let new = merge(old, usize::from(offset & 1), data);
+                registers.irq.write_msix_control(new);
+            }
+            Owner::PowerControl => self.write_power_control(registers, offset, data),
+            Owner::DeviceControl => self.write_device_control(registers, offset, data),
+            Owner::Device => self.write_physical(offset, data),
+        }
+    }
+
+    /// COMMAND: decoders through the engine, then the bus master on the physical device, then what
+    /// it means for INTx. Nothing is decoded late and no DMA starts early.
+    fn write_command(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
+        let before = registers.config.write_command(offset, data);
+        let after = registers.config.command();
+        let decoders = Command::MEMORY | Command::IO;
+        self.commit(registers);
+        if concerns_device(before, after)
+            && let Err(error) = forward_command(self.device.as_ref(), after)
+        {
+            self.complain("pass COMMAND on to it", &error);
+        }
+        let active = after.intersects(decoders | Command::MASTER);
+        let allowed = active && !after.contains(Command::INTX_DISABLE);
+        registers.irq.allow_intx(allowed);
+    }
+
+    /// Also when nothing has changed: what could not be followed before may be possible now.
+    fn commit(&self, registers: &Registers) {
+        let programmed = registers.config.programmed();
+        if let Err(error) = self.engine.commit(self.number, &programmed)
+            && self.limit.allow()
+        {
+            tracing::error!(
+                "{error}: {}: {}; its BARs answer where they did before",
+                error.source,
+                error.source.source
+            );
+        }
+    }
+
+    /// Device control goes to the device but for the bit that resets it.
+    fn write_device_control(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
+        let from = usize::from(offset & 1);
+        let asked = DevCtl::from_bits_retain(merge(0, from, data));
+        if asked.contains(DevCtl::FLR) {
+            if registers.config.offers_function_reset() {
+                self.reset(registers, "a function-level reset");
+            }
+            return;
+        }
+        self.write_physical(offset, data);
+    }
+
+    /// The power state stays in the shadow, the device in D0. Asleep, the BARs are not decoded;
+    /// waking up resets the function unless it keeps its state.
+    fn write_power_control(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
+        let aligned = offset & !1;
+        let mut raw = [0; 2];
+        registers.config.read_shadow(aligned, &mut raw);
+        let old = PmControl::from_bits_retain(u16::from_le_bytes(raw));
+        let asked = merge(old.bits(), usize::from(offset & 1), data);
+        let new = old.with_state(PmControl::from_bits_retain(asked).state());
+        let raw = new.bits().to_le_bytes();
+        registers.config.write_shadow(aligned, &raw);
+        let wakes = old.state() == PowerState::D3Hot && new.state() == PowerState::D0;
+        if wakes && !new.contains(PmControl::NO_SOFT_RESET) {
+            self.reset(registers, "waking up from D3hot");
+        } else if old.state() != new.state() {
+            self.commit(registers);
+        }
+    }
+
+    fn reset(&self, registers: &mut Registers, why: &str) {
+        if !self.device.can_reset() {
+            if self.limit.allow() {
+                tracing::warn!(
+                    "{}: the guest asked for {why}, and the host has no way to reset this function alone: its registers are reset, the device is not",
+                    self.bdf
+                );
+            }
+            registers.irq.reset();
+            registers.config.reset();
+        } else if let Err(error) = reset_function(
+            self.device.as_ref(),
+            &mut registers.config,
+            &mut registers.irq,
+        ) {
+            self.complain(&format!("do {why}"), &error);
+        }
+        self.commit(registers);
+    }
+}
+
+/// `old` with `data` written over its bytes from `at` on.
+fn merge(old: u16, at: usize, data: &[u8]) -> u16 {
+    let mut bytes = old.to_le_bytes();
+    image::write(&mut bytes, at as u16, data);
+    u16::from_le_bytes(bytes)
+}
+
+/// Who answers an access to a BAR that trapped, and at which offset of theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Table(u64),
+    Pba(u64),
+    Device(u64),
+}
+
+impl Place {
+    fn same_kind(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+}
+
+/// Parts of an access with one owner each, as index ranges into its data.
+fn owned_parts(
+    config: &ConfigSpace,
+    offset: u16,
+    len: usize,
+) -> Vec<(std::ops::Range<usize>, u16, Owner)> {
+    let mut parts: Vec<(std::ops::Range<usize>, u16, Owner)> = Vec::with_capacity(1);
+    for i in 0..len {
+        let at = offset.saturating_add(i as u16);
+        let owner = config.owner(at).unwrap_or(Owner::Fixed);
+        match parts.last_mut() {
+            Some((part, _, first)) if *first == owner => part.end = i + 1,
+            _ => parts.push((i..i + 1, at, owner)),
+        }
+    }
+    parts
+}
+
+impl PciFunction for AssignedFunction {
+    fn config_read(&self, offset: u16, data: &mut [u8]) {
+        let registers = self.registers.lock();
+        for (part, at, owner) in owned_parts(&registers.config, offset, data.len()) {
+            if let Some(bytes) = data.get_mut(part) {
+                self.read_owned(&registers, owner, at, bytes);
+            }
+        }
+    }
+
+    fn config_write(&self, offset: u16, data: &[u8]) {
+        let registers = &mut *self.registers.lock();
+        for (part, at, owner) in owned_parts(&registers.config, offset, data.len()) {
+            if let Some(bytes) = data.get(part) {
+                self.write_owned(registers, owner, at, bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Whether devices can be assigned at all, from sysfs alone: nothing is opened, so nothing is
+//! reset. The first obstacle is reported with the command that mends it.
+
+use crate::host::Sysfs;
+use crate::pci::address::Bdf;
+
+/// Why a device cannot be assigned. Each message holds the remedy.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PreflightError {
+    /// The host has no such function.
+    #[error("{0}: no such PCI device on this host (list them with `lspci -D`)")]
+    Absent(Bdf),
+    /// Named twice.
+    #[error("{0}: the device is named twice: drop one --vfio")]
+    Duplicate(Bdf),
+    /// The IOMMU is off.
+    #[error(
+        "{0}: the host has no IOMMU enabled: turn on VT-d or AMD-Vi in the firmware, and on Intel boot the host with `intel_iommu=on`"
+    )]
+    IommuOff(Bdf),
+    /// The IOMMU is on and does not cover the device.
+    #[error("{0}: no IOMMU of the host covers this device: it cannot be assigned safely")]
+    NoGroup(Bdf),
+    /// Bound to a host driver.
+    #[error("{bdf}: it is bound to the host driver {driver}, not to vfio-pci: run `{}`", bind_command(*bdf))]
+    HostDriver {
+        /// The device.
+        bdf: Bdf,
+        /// Its driver.
+        driver: String,
+    },
+    /// Bound to nothing.
+    #[error("{bdf}: it is not bound to vfio-pci: run `{}`", bind_command(*bdf))]
+    NoDriver {
+        /// The device.
+        bdf: Bdf,
+    },
+    /// Another member of its group is bound to a host driver.
+    #[error(
+        "{bdf}: IOMMU group {group} is not viable: its member {member} is bound to the host driver {driver}: run `{}`",
+        bind_command(*member)
+    )]
+    GroupMember {
+        /// The device.
+        bdf: Bdf,
+        /// Its group.
+        group: u32,
+        /// The other member.
+        member: Bdf,
+        /// The other member's driver.
+        driver: String,
+    },
+}
+
+/// A shell command that gives `bdf` to vfio-pci, whatever has it now.
+fn bind_command(bdf: Bdf) -> String {
+    let device = format!("/sys/bus/pci/devices/{bdf}");
+    format!(
+        "modprobe vfio-pci; echo vfio-pci > {device}/driver_override; [ ! -e {device}/driver ] || echo {bdf} > {device}/driver/unbind; echo {bdf} > /sys/bus/pci/drivers_probe"
+    )
+}
+
+/// Drivers through which VFIO hands out a device: vfio-pci and its variants (mlx5_vfio_pci,
+/// nvgrace-gpu-vfio-pci, …).
+fn is_vfio(driver: &str) -> bool {
+    driver.replace('_', "-").ends_with("vfio-pci")
+}
+
+/// The IOMMU group of each of `devices`, in order, once all are found fit.
+pub fn check(sysfs: &Sysfs, devices: &[Bdf]) -> Result<Vec<(Bdf, u32)>, PreflightError> {
+    let mut checked = Vec::with_capacity(devices.len());
+    for bdf in devices {
+        if checked.iter().any(|(other, _)| other == bdf) {
+            return Err(PreflightError::Duplicate(*bdf));
+        }
+        checked.push((*bdf, check_one(sysfs, *bdf)?));
+    }
+    Ok(checked)
+}
+
+fn check_one(sysfs: &Sysfs, bdf: Bdf) -> Result<u32, PreflightError> {
+    let device = sysfs.device(bdf).ok_or(PreflightError::Absent(bdf))?;
+    if !sysfs.has_iommu() {
+        return Err(PreflightError::IommuOff(bdf));
+    }
+    let group = device.group.ok_or(PreflightError::NoGroup(bdf))?;
+    match device.driver {
+        None => return Err(PreflightError::NoDriver { bdf }),
+        Some(driver) if !is_vfio(&driver) => {
+            return Err(PreflightError::HostDriver { bdf, driver });
+        }
+        Some(_) => {}
+    }
+    for member in sysfs.group_members(group).unwrap_or_default() {
+        let driver = sysfs.device(member).and_then(|device| device.driver);
+        let Some(driver) = driver else { continue };
+        let harmless = is_vfio(&driver) || driver == "pci-stub" || sysfs.is_bridge(member);
+        if !harmless {
+            return Err(PreflightError::GroupMember {
+                bdf,
+                group,
+                member,
+                driver,
+            });
+        }
+    }
+    Ok(group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    /// A sysfs tree: BDF, driver ("" for none), group, class.
+    fn tree(root: &Path, devices: &[(&str, &str, Option<u32>, &str)]) -> Sysfs {
+        fs::create_dir_all(root.join("sys/kernel/iommu_groups")).unwrap();
+        for (bdf, driver, group, class) in devices {
+            let dir = root.join("sys/bus/pci/devices").join(bdf);
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("class"), class).unwrap();
+            if !driver.is_empty() {
+                symlink(format!("../../drivers/{driver}"), dir.join("driver")).unwrap();
+            }
+            if let Some(group) = group {
+                let path = format!("sys/kernel/iommu_groups/{group}");
+                fs::create_dir_all(root.join(&path).join("devices").join(bdf)).unwrap();
+                symlink(format!("../../../{path}"), dir.join("iommu_group")).unwrap();
+            }
+        }
+        Sysfs::below(root)
+    }
+
+    fn message(devices: &[(&str, &str, Option<u32>, &str)], wanted: &[&str]) -> String {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = tree(root.path(), devices);
+        let wanted: Vec<Bdf> = wanted.iter().map(|bdf| bdf.parse().unwrap()).collect();
+        match check(&sysfs, &wanted) {
+            Ok(groups) => format!("{groups:?}"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    const GPU: &str = "0x030200";
+
+    #[test]
+    fn a_device_on_its_host_driver_is_named_with_driver_and_command() {
+        let text = message(&[("0000:41:00.0", "nvidia", Some(3), GPU)], &["41:00.0"]);
+        assert!(text.starts_with("0000:41:00.0:"), "{text}");
+        assert!(text.contains("host driver nvidia"), "{text}");
+        assert!(text.contains("driver_override"), "{text}");
+    }
+
+    #[test]
+    fn a_bound_group_member_is_named_and_a_bridge_or_stub_is_not() {
+        let mut devices = vec![
+            ("0000:41:00.0", "vfio-pci", Some(3), GPU),
+            ("0000:41:00.1", "snd_hda_intel", Some(3), "0x040300"),
+            ("0000:40:00.0", "pcieport", Some(3), "0x060400"),
+        ];
+        let text = message(&devices, &["41:00.0"]);
+        assert!(text.contains("group 3"), "{text}");
+        assert!(text.contains("0000:41:00.1"), "{text}");
+        assert!(text.contains("snd_hda_intel"), "{text}");
+        for driver in ["", "pci-stub", "vfio-pci"] {
+            devices[1].1 = driver;
+            assert!(message(&devices, &["41:00.0"]).starts_with('['));
+        }
+    }
+
+    #[test]
+    fn absent_unbound_repeated_and_untranslated_devices_each_have_their_message() {
+        let gpu = [("0000:41:00.0", "vfio-pci", Some(3), GPU)];
+        assert!(message(&gpu, &["42:00.0"]).contains("no such PCI device"));
+        assert!(message(&gpu, &["41:00.0", "0000:41:00.0"]).contains("named twice"));
+        let off = [("0000:41:00.0", "vfio-pci", None, GPU)];
+        assert!(message(&off, &["41:00.0"]).contains("intel_iommu=on"));
+        let two = [gpu[0], ("0000:42:00.0", "vfio-pci", None, GPU)];
+        assert!(message(&two, &["42:00.0"]).contains("no IOMMU of the host covers"));
+        let unbound = [("0000:41:00.0", "", Some(3), GPU)];
+        assert!(message(&unbound, &["41:00.0"]).contains("not bound to vfio-pci"));
+    }
+
+    #[test]
+    fn variant_drivers_count_as_vfio() {
+        for driver in ["vfio-pci", "mlx5_vfio_pci", "nvgrace-gpu-vfio-pci"] {
+            assert!(
+                message(&[("0000:41:00.0", driver, Some(3), GPU)], &["41:00.0"]).starts_with('[')
+            );
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Resets that a guest asks for, on the fake kernel.
+
+use super::DeviceOptions;
+use super::testing::{GIB, Rig, bdf};
+use crate::fake::{Event, FakeDeviceSpec};
+use crate::pci::spec::{Command, pcie, pm};
+
+const ON: u16 = Command::MEMORY.bits() | Command::MASTER.bits();
+const DEVCTL: u16 = 0x60 + pcie::DEVCTL;
+const PMCSR: u16 = 0xa0 + pm::CONTROL;
+
+fn running_gpu(can_reset: bool) -> Rig {
+    let mut spec = FakeDeviceSpec::gpu(bdf(1), 16 * GIB).express();
+    spec.can_reset = can_reset;
+    let rig = Rig::new(vec![spec], DeviceOptions::default());
+    rig.write_command(0, ON);
+    let (range, window) = &rig.assignment.memory_windows()[0];
+    let entry = rig.placed(0, 0) - range.start() + 0x5200;
+    crate::bus::BusDevice::write(window.as_ref(), entry + 12, &[0; 4]);
+    rig.write_config(0, 0x42, &0x8000u16.to_le_bytes());
+    assert_eq!(rig.kernel.route_count(), 1);
+    rig.kernel.take_log();
+    rig
+}
+
+/// Interrupts off, then bus mastering off, then the reset, and no DMA until the guest asks.
+fn check_order(log: &[Event]) {
+    let at = |what: &dyn Fn(&Event) -> bool| log.iter().position(what).unwrap();
+    let disarmed = at(&|e| matches!(e, Event::SetIrqs(_, "disable", ..)));
+    let master = at(&|e| matches!(e, Event::ConfigWrite(_, 4, d) if d[0] & 4 == 0));
+    let reset = at(&|e| matches!(e, Event::Reset(_)));
+    assert!(disarmed < master && master < reset, "{log:?}");
+    let costly = |e: &&Event| {
+        matches!(
+            e,
+            Event::Unmap(_) | Event::Map(_) | Event::ClearSlot(_) | Event::MoveSlot(..)
+        )
+    };
+    assert_eq!(log.iter().find(costly), None);
+}
+
+fn check_guest_sees_reset_values_and_comes_back(rig: &Rig) {
+    assert_eq!(rig.read_config(0, 4) as u16, 0);
+    assert_eq!(rig.read_config(0, 0x18) & !0xf, 0);
+    assert_eq!(rig.read_config(0, 0x1c), 0);
+    assert_eq!(rig.read_config(0, 0x40) >> 31, 0, "MSI-X is off");
+    let home = rig.placed(0, 2);
+    assert_eq!(rig.answers_at(home), None);
+    rig.move_bar(0, 2, home);
+    rig.write_command(0, ON);
+    assert!(rig.answers_at(home).is_some());
+    assert!(rig.slot_at(home).is_some());
+    let device = rig.kernel.device(bdf(1)).unwrap();
+    assert_eq!(device.physical_config()[4] & 4, 4);
+}
+
+#[test]
+fn a_function_level_reset_is_ordered_and_the_guest_restores_the_function() {
+    let rig = running_gpu(true);
+    rig.write_config(0, DEVCTL, &0x8000u16.to_le_bytes());
+    check_order(&rig.kernel.take_log());
+    check_guest_sees_reset_values_and_comes_back(&rig);
+}
+
+#[test]
+fn waking_up_from_d3hot_resets_and_sleeping_decodes_nothing() {
+    let rig = running_gpu(true);
+    let home = rig.placed(0, 2);
+    rig.write_config(0, PMCSR, &3u16.to_le_bytes());
+    assert_eq!(rig.read_config(0, PMCSR) as u16 & 3, 3);
+    assert_eq!(rig.answers_at(home), None);
+    rig.write_config(0, PMCSR, &0u16.to_le_bytes());
+    check_order(&rig.kernel.take_log());
+    check_guest_sees_reset_values_and_comes_back(&rig);
+}
+
+#[test]
+fn the_reset_bit_never_reaches_the_device_and_other_bits_do() {
+    let rig = running_gpu(true);
+    rig.write_config(0, DEVCTL, &0x8010u16.to_le_bytes());
+    rig.write_config(0, DEVCTL + 1, &[0x80]);
+    rig.write_config(0, DEVCTL, &0x0810u16.to_le_bytes());
+    let log = rig.kernel.take_log();
+    let control = u64::from(DEVCTL);
+    let writes: Vec<_> = log
+        .iter()
+        .filter(
+            |e| matches!(e, Event::ConfigWrite(_, at, _) if (control..control + 2).contains(at)),
+        )
+        .collect();
+    assert_eq!(
+        writes,
+        [&Event::ConfigWrite(bdf(1), control, vec![0x10, 0x08])]
+    );
+    let resets = log.iter().filter(|e| matches!(e, Event::Reset(_)));
+    assert_eq!(resets.count(), 2, "by word and by byte");
+}
+
+#[test]
+fn a_function_that_the_host_cannot_reset_does_not_offer_it() {
+    let rig = running_gpu(false);
+    assert_eq!(rig.read_config(0, 0x60 + pcie::DEVCAP) >> 28 & 1, 0);
+    rig.write_config(0, DEVCTL, &0x8000u16.to_le_bytes());
+    assert!(rig.answers_at(rig.placed(0, 2)).is_some());
+    let resets = rig.kernel.take_log();
+    assert!(!resets.iter().any(|e| matches!(e, Event::Reset(_))));
+}
+
+#[test]
+fn a_refused_reset_still_leaves_interrupts_and_bus_mastering_off() {
+    let rig = running_gpu(true);
+    for call in 0..4 {
+        rig.kernel.fail_after(call, libc::EIO);
+        rig.write_config(0, DEVCTL, &0x8000u16.to_le_bytes());
+        rig.kernel.take_pending_failure();
+        assert_eq!(rig.read_config(0, 4) as u16, 0, "call {call}");
+        assert_eq!(rig.kernel.route_count(), 0);
+        check_guest_sees_reset_values_and_comes_back(&rig);
+    }
+}

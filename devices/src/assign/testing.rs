@@ -1,0 +1,129 @@
+//! Devices assigned to nobody's VM: the whole assignment on the fake kernel, driven through
+//! configuration space and trapped accesses as a guest drives it.
+
+use std::sync::Arc;
+
+use super::commit::BarKey;
+use super::irq::IrqPorts;
+use super::ports::{IommuBackend, MemSlots};
+use super::{Assignment, BarWindows, DeviceOptions, Ports, place_requests};
+use crate::assign::open::open_all;
+use crate::fake::{FakeDeviceSpec, FakeKernel};
+use crate::pci::address::Bdf;
+use crate::pci::ecam::PciFunction;
+use crate::pci::place::{Placement, Windows, place};
+use crate::pci::spec::Reg;
+use crate::range::Range;
+use crate::sys::{Alignment, HostMap, HostRange};
+
+pub const GIB: u64 = 1 << 30;
+/// Guest RAM of every rig; it has a slot, so that nothing may be put over it.
+pub const RAM: Range = Range::from_bounds(0, GIB);
+
+/// Assigned fake devices.
+pub struct Rig {
+    pub kernel: Arc<FakeKernel>,
+    pub assignment: Assignment,
+    pub placement: Placement,
+}
+
+pub fn bdf(device: u8) -> Bdf {
+    Bdf {
+        device,
+        ..Bdf::default()
+    }
+}
+
+pub fn ports(kernel: &Arc<FakeKernel>) -> Ports {
+    Ports {
+        iommu: Arc::new(Arc::clone(kernel)) as Arc<dyn IommuBackend>,
+        slots: Arc::clone(kernel) as Arc<dyn MemSlots>,
+        irq: IrqPorts {
+            routes: Arc::clone(kernel) as _,
+            lines: Arc::clone(kernel) as _,
+        },
+    }
+}
+
+impl Rig {
+    pub fn new(specs: Vec<FakeDeviceSpec>, options: DeviceOptions) -> Self {
+        let bdfs: Vec<Bdf> = specs.iter().map(|spec| spec.bdf).collect();
+        let kernel = FakeKernel::new(specs);
+        let ram = HostMap::anonymous(RAM.len(), Alignment::PAGE).unwrap();
+        kernel.set(0, &HostRange::whole(Arc::new(ram))).unwrap();
+        let ports = ports(&kernel);
+        let devices = open_all(ports.iommu.as_ref(), &bdfs).unwrap();
+        let space = Windows {
+            mmio32: Range::from_bounds(0xd000_0000, 0xfec0_0000),
+            io: Range::from_bounds(0x1000, 0x1_0000),
+            ram: vec![RAM],
+            usable_iova: None,
+            address_limit: 1 << 46,
+            reserved: Vec::new(),
+            mmio64_size: None,
+        };
+        let placement = place(&place_requests(&devices), &space).unwrap();
+        let windows = BarWindows {
+            memory: [Some(placement.mmio32), placement.mmio64]
+                .into_iter()
+                .flatten()
+                .collect(),
+            io: space.io,
+        };
+        let options = vec![options; devices.len()];
+        let assignment = Assignment::new(
+            devices,
+            &options,
+            &placement,
+            windows,
+            &ports,
+            |number, pin| 16 + (number as u32 + u32::from(pin)) % 8,
+        );
+        Self {
+            kernel,
+            assignment: assignment.unwrap(),
+            placement,
+        }
+    }
+
+    pub fn write_config(&self, device: usize, offset: u16, data: &[u8]) {
+        self.assignment.functions()[device].config_write(offset, data);
+    }
+
+    pub fn read_config(&self, device: usize, offset: u16) -> u32 {
+        let mut data = [0; 4];
+        self.assignment.functions()[device].config_read(offset, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    pub fn write_command(&self, device: usize, command: u16) {
+        self.write_config(device, Reg::COMMAND.offset(), &command.to_le_bytes());
+    }
+
+    pub fn write_bar_register(&self, device: usize, dword: u8, value: u32) {
+        let offset = Reg::BAR0.offset() + 4 * u16::from(dword);
+        self.write_config(device, offset, &value.to_le_bytes());
+    }
+
+    /// Programs a 64-bit BAR, low dword first.
+    pub fn move_bar(&self, device: usize, bar: u8, address: u64) {
+        self.write_bar_register(device, bar, address as u32);
+        self.write_bar_register(device, bar + 1, (address >> 32) as u32);
+    }
+
+    pub fn placed(&self, device: usize, bar: u8) -> u64 {
+        self.placement.address(device, bar).unwrap()
+    }
+
+    /// Which BAR answers a trapped access at `gpa`.
+    pub fn answers_at(&self, gpa: u64) -> Option<(BarKey, u64)> {
+        self.assignment.engine.find_memory(gpa)
+    }
+
+    /// Host-virtual address behind a guest-physical one, if a slot is there.
+    pub fn slot_at(&self, gpa: u64) -> Option<u64> {
+        let slots = self.kernel.slots();
+        let (range, hva) = slots.iter().find(|(range, _)| range.contains(gpa))?;
+        Some(hva + (gpa - range.start()))
+    }
+}

@@ -1,0 +1,418 @@
+//! The vectors of one kind (MSI or MSI-X) between VFIO and the VM's interrupt routes.
+//!
+//! Each vector in use has an eventfd: VFIO signals it, and an irqfd turns the signal into the
+//! guest's message while the vector is *connected*. A masked vector is disconnected but stays
+//! armed in VFIO, so that what arrives waits in its eventfd (that is its pending bit) and is
+//! delivered by the next connection.
+//!
+//! Invariants: GSIs are used for connected vectors only; a vector is armed at its first connection
+//! and stays armed until the kind is disabled; one routing update covers one change by the guest.
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::ports::{
+    CallError, IrqIndex, IrqInfo, IrqRequest, MsiMessage, MsiRoutes, VectorChange, VectorId,
+    VfioDevice,
+};
+use crate::sys::is_signalled;
+
+/// How many vectors of a set that cannot grow are armed ahead, so that vectors unmasked one by one
+/// do not each disarm and re-arm the others (and lose what arrives in between).
+const ARM_AHEAD: usize = 64;
+
+/// Where a vector stands.
+#[derive(Default)]
+struct Vector {
+    /// Made at the first connection.
+    trigger: Option<EventFd>,
+    /// VFIO signals the eventfd.
+    armed: bool,
+    /// Where the irqfd delivers, while connected.
+    message: Option<MsiMessage>,
+}
+
+/// See the module.
+pub struct VectorSet {
+    device: u16,
+    index: IrqIndex,
+    noresize: bool,
+    vectors: Vec<Vector>,
+    /// Vectors that VFIO has allocated, while the kind is enabled.
+    allocated: Option<usize>,
+}
+
+/// The kernel's side of a [`VectorSet`].
+pub struct VectorPorts<'a> {
+    /// The device that signals.
+    pub device: &'a dyn VfioDevice,
+    /// The VM that is interrupted.
+    pub routes: &'a dyn MsiRoutes,
+}
+
+/// Tells where the guest wants a vector delivered, if it may be.
+pub type Wanted<'a> = &'a dyn Fn(u16) -> Option<MsiMessage>;
+
+impl VectorSet {
+    /// The set of device number `device`, with `count` vectors, all disabled.
+    pub fn new(device: u16, index: IrqIndex, info: IrqInfo, count: u16) -> Self {
+        let count = usize::from(count).min(info.count as usize);
+        Self {
+            device,
+            index,
+            noresize: info.noresize,
+            vectors: (0..count).map(|_| Vector::default()).collect(),
+            allocated: None,
+        }
+    }
+
+    /// Whether VFIO has the kind enabled.
+    pub fn is_enabled(&self) -> bool {
+        self.allocated.is_some()
+    }
+
+    /// Whether a signal waits in a vector that is not connected.
+    pub fn is_pending(&self, vector: u16) -> bool {
+        let vector = self.vectors.get(usize::from(vector));
+        vector.is_some_and(|v| v.message.is_none() && v.trigger.as_ref().is_some_and(is_signalled))
+    }
+
+    /// Enables the kind: connects what is wanted with one routing update, arms with one
+    /// `SET_IRQS` for at least `least` vectors.
+    pub fn enable(
+        &mut self,
+        ports: &VectorPorts<'_>,
+        wanted: Wanted<'_>,
+        least: u16,
+    ) -> Result<(), CallError> {
+        let all: Vec<u16> = (0..self.vectors.len() as u16).collect();
+        self.connect(ports, &all, wanted)?;
+        let armed = self.arm_from_zero(ports, usize::from(least));
+        if armed.is_err() {
+            self.disconnect_all(ports)?;
+        }
+        armed
+    }
+
+    /// Follows a change of the vectors in `changed` while the kind is enabled.
+    pub fn update(
+        &mut self,
+        ports: &VectorPorts<'_>,
+        changed: &[u16],
+        wanted: Wanted<'_>,
+    ) -> Result<(), CallError> {
+        self.connect(ports, changed, wanted)?;
+        let new = |v: &Vector| v.message.is_some() && !v.armed;
+        let Some(last) = self.vectors.iter().rposition(new) else {
+            return Ok(());
+        };
+        if self.noresize && last >= self.allocated.unwrap_or(0) {
+            ports.device.set_irqs(&IrqRequest::Disable(self.index))?;
+            self.vectors.iter_mut().for_each(|v| v.armed = false);
+            self.allocated = None;
+            return self.arm_from_zero(ports, last + 1);
+        }
+        self.arm_new(ports)
+    }
+
+    /// Disarms and disconnects everything. Eventfds are dropped with what waited in them.
+    pub fn disable(&mut self, ports: &VectorPorts<'_>) -> Result<(), CallError> {
+        if self.allocated.take().is_none() {
+            return Ok(());
+        }
+        let disarmed = ports.device.set_irqs(&IrqRequest::Disable(self.index));
+        let disconnected = self.disconnect_all(ports);
+        self.vectors.iter_mut().for_each(|v| *v = Vector::default());
+        disarmed.and(disconnected)
+    }
+
+    fn connect(
+        &mut self,
+        ports: &VectorPorts<'_>,
+        changed: &[u16],
+        wanted: Wanted<'_>,
+    ) -> Result<(), CallError> {
+        let mut moving = Vec::new();
+        for number in changed {
+            let Some(vector) = self.vectors.get_mut(usize::from(*number)) else {
+                continue;
+            };
+            let message = wanted(*number);
+            if message == vector.message {
+                continue;
+            }
+            if vector.trigger.is_none() {
+                vector.trigger = Some(new_eventfd()?);
+            }
+            moving.push((*number, message));
+        }
+        if moving.is_empty() {
+            return Ok(());
+        }
+        let changes: Vec<VectorChange<'_>> = moving
+            .iter()
+            .filter_map(|(number, message)| {
+                let trigger = self.vectors.get(usize::from(*number))?.trigger.as_ref()?;
+                let (device, vector) = (self.device, *number);
+                Some(VectorChange {
+                    id: VectorId { device, vector },
+                    trigger,
+                    message: *message,
+                })
+            })
+            .collect();
+        ports.routes.apply(&changes)?;
+        for (number, message) in moving {
+            if let Some(vector) = self.vectors.get_mut(usize::from(number)) {
+                vector.message = message;
+            }
+        }
+        Ok(())
+    }
+
+    fn disconnect_all(&mut self, ports: &VectorPorts<'_>) -> Result<(), CallError> {
+        let all: Vec<u16> = (0..self.vectors.len() as u16).collect();
+        self.connect(ports, &all, &|_| None)
+    }
+
+    /// Arms from vector 0 on: as many as are wanted, ahead where the set cannot grow later.
+    fn arm_from_zero(&mut self, ports: &VectorPorts<'_>, least: usize) -> Result<(), CallError> {
+        let used = self.vectors.iter().rposition(|v| v.message.is_some());
+        let needed = used
+            .map_or(1, |last| last + 1)
+            .max(least)
+            .min(self.vectors.len());
+        let ahead = ARM_AHEAD.min(self.vectors.len()).max(needed);
+        if self.noresize && self.index == IrqIndex::Msix && ahead > needed {
+            // The host may not have that many to give.
+            if self.arm(ports, 0, ahead).is_ok() {
+                self.allocated = Some(ahead);
+                return Ok(());
+            }
+        }
+        self.arm(ports, 0, needed)?;
+        self.allocated = Some(needed);
+        Ok(())
+    }
+
+    /// Arms vectors that are connected and not yet armed, one call for each run of them.
+    fn arm_new(&mut self, ports: &VectorPorts<'_>) -> Result<(), CallError> {
+        let new = |v: &Vector| v.message.is_some() && !v.armed;
+        let mut start = 0;
+        while let Some(skip) = self.vectors.iter().skip(start).position(new) {
+            let first = start + skip;
+            let run = self.vectors.iter().skip(first).take_while(|v| new(v));
+            let count = run.count();
+            self.arm(ports, first, count)?;
+            start = first + count;
+            self.allocated = self.allocated.map(|n| n.max(start));
+        }
+        Ok(())
+    }
+
+    fn arm(
+        &mut self,
+        ports: &VectorPorts<'_>,
+        start: usize,
+        count: usize,
+    ) -> Result<(), CallError> {
+        let part = self.vectors.get(start..start + count).unwrap_or_default();
+        let used = |v: &Vector| v.message.is_some() || v.armed;
+        let fds: Vec<Option<&EventFd>> = part
+            .iter()
+            .map(|v| v.trigger.as_ref().filter(|_| used(v)))
+            .collect();
+        ports.device.set_irqs(&IrqRequest::Trigger {
+            index: self.index,
+            start: start as u32,
+            fds: &fds,
+        })?;
+        for vector in self.vectors.iter_mut().skip(start).take(count) {
+            vector.armed = used(vector);
+        }
+        Ok(())
+    }
+}
+
+fn new_eventfd() -> Result<EventFd, CallError> {
+    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC).map_err(|source| CallError {
+        call: "eventfd",
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::assign::ports::IommuBackend;
+    use crate::fake::{Event, FakeDeviceSpec, FakeKernel, Tally};
+    use crate::pci::address::Bdf;
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::sync::Arc;
+
+    struct Rig {
+        kernel: Arc<FakeKernel>,
+        device: Box<dyn VfioDevice>,
+        set: VectorSet,
+        unmasked: BTreeSet<u16>,
+    }
+
+    fn rig(count: u16, noresize: bool) -> Rig {
+        let info = IrqInfo {
+            count: count.into(),
+            noresize,
+        };
+        let kernel = FakeKernel::new(vec![FakeDeviceSpec {
+            bdf: Bdf::default(),
+            config: vec![0; 256],
+            bars: Default::default(),
+            irqs: BTreeMap::from([(IrqIndex::Msix, info)]),
+            can_reset: false,
+        }]);
+        Rig {
+            device: kernel.open(Bdf::default()).unwrap(),
+            set: VectorSet::new(0, IrqIndex::Msix, info, count),
+            kernel,
+            unmasked: BTreeSet::new(),
+        }
+    }
+
+    impl Rig {
+        fn run(
+            &mut self,
+            action: impl FnOnce(&mut VectorSet, &VectorPorts<'_>, Wanted<'_>) -> Result<(), CallError>,
+        ) -> Result<Tally, CallError> {
+            self.kernel.take_log();
+            let ports = VectorPorts {
+                device: self.device.as_ref(),
+                routes: self.kernel.as_ref(),
+            };
+            let unmasked = &self.unmasked;
+            let wanted = |v: u16| {
+                unmasked.contains(&v).then_some(MsiMessage {
+                    address: 0xfee0_0000,
+                    data: v.into(),
+                })
+            };
+            action(&mut self.set, &ports, &wanted)?;
+            Ok(self.kernel.take_tally())
+        }
+
+        fn armed(&self) -> Vec<bool> {
+            let device = self.kernel.device(Bdf::default()).unwrap();
+            device.armed(IrqIndex::Msix)
+        }
+    }
+
+    #[test]
+    fn sixty_four_unmasked_entries_are_enabled_with_one_call_each() {
+        let mut rig = rig(2048, false);
+        rig.unmasked = (0..64).collect();
+        let tally = rig.run(|set, ports, wanted| set.enable(ports, wanted, 1));
+        let tally = tally.unwrap();
+        assert_eq!((tally.irqs, tally.routes), (1, 1));
+        assert_eq!(rig.armed(), [true; 64]);
+    }
+
+    #[test]
+    fn enabling_with_all_masked_arms_one_vector_without_eventfd() {
+        let mut rig = rig(2048, false);
+        let tally = rig.run(|set, ports, wanted| set.enable(ports, wanted, 1));
+        let tally = tally.unwrap();
+        assert_eq!((tally.irqs, tally.routes), (1, 0));
+        assert_eq!(rig.armed(), [false]);
+    }
+
+    #[test]
+    fn a_vector_unmasked_later_costs_one_route_and_arms_itself_only() {
+        let mut rig = rig(2048, false);
+        rig.run(|set, ports, wanted| set.enable(ports, wanted, 1))
+            .unwrap();
+        rig.unmasked.insert(1000);
+        let ports_log = |rig: &mut Rig| {
+            rig.kernel.take_log();
+            let unmasked = rig.unmasked.clone();
+            let ports = VectorPorts {
+                device: rig.device.as_ref(),
+                routes: rig.kernel.as_ref(),
+            };
+            let message = MsiMessage::default();
+            let wanted = |v: u16| unmasked.contains(&v).then_some(message);
+            rig.set.update(&ports, &[1000], &wanted).unwrap();
+            rig.kernel.take_log()
+        };
+        assert_eq!(
+            ports_log(&mut rig),
+            [
+                Event::Routes {
+                    connected: 1,
+                    disconnected: 0
+                },
+                Event::SetIrqs(Bdf::default(), "trigger", 1000, vec![true]),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_set_that_cannot_grow_is_armed_ahead_and_rearmed_beyond_that() {
+        let mut rig = rig(128, true);
+        rig.run(|set, ports, wanted| set.enable(ports, wanted, 1))
+            .unwrap();
+        rig.unmasked.insert(63);
+        let tally = rig.run(|set, ports, wanted| set.update(ports, &[63], wanted));
+        assert_eq!(tally.unwrap().irqs, 1);
+        rig.unmasked.insert(100);
+        rig.run(|set, ports, wanted| set.update(ports, &[100], wanted))
+            .unwrap();
+        let armed = rig.armed();
+        let on: Vec<usize> = (0..armed.len()).filter(|i| armed[*i]).collect();
+        assert_eq!(on, [63, 100]);
+    }
+
+    #[test]
+    fn masking_disconnects_and_keeps_what_arrives_until_unmasked() {
+        let mut rig = rig(4, false);
+        rig.unmasked.insert(2);
+        rig.run(|set, ports, wanted| set.enable(ports, wanted, 1))
+            .unwrap();
+        assert_eq!(rig.kernel.route_count(), 1);
+        rig.unmasked.clear();
+        let tally = rig.run(|set, ports, wanted| set.update(ports, &[2], wanted));
+        assert_eq!(tally.unwrap().irqs, 0);
+        assert_eq!(rig.kernel.route_count(), 0);
+        assert!(!rig.set.is_pending(2));
+        rig.set.vectors[2]
+            .trigger
+            .as_ref()
+            .unwrap()
+            .write(1)
+            .unwrap();
+        assert!(rig.set.is_pending(2));
+        rig.unmasked.insert(2);
+        rig.run(|set, ports, wanted| set.update(ports, &[2], wanted))
+            .unwrap();
+        assert_eq!(rig.kernel.route_count(), 1);
+    }
+
+    #[test]
+    fn disabling_leaves_no_route_and_nothing_armed() {
+        let mut rig = rig(16, false);
+        rig.unmasked = (0..16).collect();
+        rig.run(|set, ports, wanted| set.enable(ports, wanted, 1))
+            .unwrap();
+        rig.run(|set, ports, _| set.disable(ports)).unwrap();
+        assert_eq!(rig.kernel.route_count(), 0);
+        assert!(rig.armed().is_empty());
+        assert!(!rig.set.is_enabled());
+    }
+
+    #[test]
+    fn a_refused_arming_connects_nothing() {
+        let mut rig = rig(4, false);
+        rig.unmasked.insert(0);
+        rig.kernel.fail_after(1, libc::ENOSPC);
+        let result = rig.run(|set, ports, wanted| set.enable(ports, wanted, 1));
+        assert_eq!(result.unwrap_err().errno(), Some(libc::ENOSPC));
+        assert_eq!(rig.kernel.route_count(), 0);
+        assert!(!rig.set.is_enabled());
+    }
+}

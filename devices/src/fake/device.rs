@@ -1,0 +1,183 @@
+//! A fake PCI device behind [`VfioDevice`].
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::kernel::{Event, FakeKernel};
+use crate::assign::ports::{
+    CallError, IrqIndex, IrqInfo, IrqRequest, Region, RegionInfo, VfioDevice,
+};
+use crate::pci::address::Bdf;
+use crate::range::Range;
+use crate::sys::{Alignment, HostMap};
+
+/// What a fake device is made of.
+#[derive(Clone, Debug)]
+pub struct FakeDeviceSpec {
+    /// Host address.
+    pub bdf: Bdf,
+    /// Physical configuration space: 256 or 4096 bytes.
+    pub config: Vec<u8>,
+    /// BARs as REGION_INFO tells them.
+    pub bars: [RegionInfo; 6],
+    /// Vectors of each kind.
+    pub irqs: BTreeMap<IrqIndex, IrqInfo>,
+    /// `VFIO_DEVICE_RESET` works.
+    pub can_reset: bool,
+}
+
+/// An opened fake device.
+pub struct FakeDevice {
+    spec: FakeDeviceSpec,
+    kernel: Arc<FakeKernel>,
+    config: Mutex<Vec<u8>>,
+    /// Bytes written into BARs through the descriptor.
+    stored: Mutex<BTreeMap<(Region, u64), u8>>,
+    armed: Mutex<BTreeMap<IrqIndex, Vec<bool>>>,
+}
+
+fn refused(call: &'static str, errno: i32) -> CallError {
+    CallError {
+        call,
+        source: std::io::Error::from_raw_os_error(errno),
+    }
+}
+
+const SET_IRQS: &str = "VFIO_DEVICE_SET_IRQS";
+
+impl FakeDevice {
+    pub(super) fn new(spec: FakeDeviceSpec, kernel: Arc<FakeKernel>) -> Self {
+        Self {
+            config: Mutex::new(spec.config.clone()),
+            spec,
+            kernel,
+            stored: Mutex::default(),
+            armed: Mutex::default(),
+        }
+    }
+
+    /// The physical configuration space as it stands.
+    pub fn physical_config(&self) -> Vec<u8> {
+        self.config.lock().clone()
+    }
+
+    /// Which vectors of a kind are armed.
+    pub fn armed(&self, index: IrqIndex) -> Vec<bool> {
+        self.armed.lock().get(&index).cloned().unwrap_or_default()
+    }
+
+    /// vfio_pci_set_msi_trigger and vfio_msi_set_block: vectors within the device's number, and
+    /// no growth of an armed set that cannot grow.
+    fn arm(&self, index: IrqIndex, start: u32, wanted: &[bool]) -> Result<(), CallError> {
+        let info = self.spec.irqs.get(&index).copied().unwrap_or_default();
+        let end = start as usize + wanted.len();
+        let armed = &mut *self.armed.lock();
+        let vectors = armed.entry(index).or_default();
+        let grows = !vectors.is_empty() && end > vectors.len();
+        if wanted.is_empty() || end > info.count as usize || (grows && info.noresize) {
+            return Err(refused(SET_IRQS, libc::EINVAL));
+        }
+        vectors.resize(vectors.len().max(end), false);
+        let places = vectors.iter_mut().skip(start as usize);
+        for (place, on) in places.zip(wanted) {
+            *place = *on;
+        }
+        Ok(())
+    }
+}
+
+impl VfioDevice for Arc<FakeDevice> {
+    fn region_info(&self, region: Region) -> Result<RegionInfo, CallError> {
+        match region {
+            Region::Bar(n) => {
+                let info = self.spec.bars.get(usize::from(n)).cloned();
+                info.ok_or(refused("VFIO_DEVICE_GET_REGION_INFO", libc::EINVAL))
+            }
+            Region::Rom => Ok(RegionInfo::default()),
+            Region::Config => Ok(RegionInfo {
+                size: self.spec.config.len() as u64,
+                readable: true,
+                writable: true,
+                ..RegionInfo::default()
+            }),
+        }
+    }
+
+    fn read(&self, region: Region, offset: u64, data: &mut [u8]) -> Result<(), CallError> {
+        if region == Region::Config {
+            let config = self.config.lock();
+            let bytes = config.get(offset as usize..offset as usize + data.len());
+            data.copy_from_slice(bytes.ok_or(refused("pread", libc::EINVAL))?);
+            return Ok(());
+        }
+        let stored = self.stored.lock();
+        for (byte, at) in data.iter_mut().zip(offset..) {
+            *byte = stored.get(&(region, at)).copied().unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    fn write(&self, region: Region, offset: u64, data: &[u8]) -> Result<(), CallError> {
+        if region == Region::Config {
+            let event = Event::ConfigWrite(self.spec.bdf, offset, data.to_vec());
+            self.kernel.call("pwrite of the device", event)?;
+            let mut config = self.config.lock();
+            let bytes = config.get_mut(offset as usize..offset as usize + data.len());
+            bytes
+                .ok_or(refused("pwrite", libc::EINVAL))?
+                .copy_from_slice(data);
+            return Ok(());
+        }
+        let mut stored = self.stored.lock();
+        stored.extend((offset..).zip(data).map(|(at, byte)| ((region, at), *byte)));
+        Ok(())
+    }
+
+    fn mmap(&self, region: Region, area: Range, at: Alignment) -> Result<HostMap, CallError> {
+        let call = "mmap of the device";
+        let size = self.region_info(region)?.size;
+        if area.end() > size || !area.start().is_multiple_of(4096) {
+            return Err(refused(call, libc::EINVAL));
+        }
+        HostMap::anonymous(area.len(), at).map_err(|source| CallError { call, source })
+    }
+
+    fn irq_info(&self, index: IrqIndex) -> Result<IrqInfo, CallError> {
+        Ok(self.spec.irqs.get(&index).copied().unwrap_or_default())
+    }
+
+    fn set_irqs(&self, request: &IrqRequest<'_>) -> Result<(), CallError> {
+        let bdf = self.spec.bdf;
+        let (what, start, wanted) = match request {
+            IrqRequest::Trigger { start, fds, .. } => {
+                let wanted = fds.iter().map(Option::is_some).collect();
+                ("trigger", *start, wanted)
+            }
+            IrqRequest::Disable(_) => ("disable", 0, Vec::new()),
+            IrqRequest::Resample(_) => ("resample", 0, vec![true]),
+            IrqRequest::UnmaskIntx => ("unmask", 0, Vec::new()),
+            IrqRequest::MaskIntx => ("mask", 0, Vec::new()),
+        };
+        let event = Event::SetIrqs(bdf, what, start, wanted.clone());
+        self.kernel.call(SET_IRQS, event)?;
+        match request {
+            IrqRequest::Trigger { index, .. } => self.arm(*index, start, &wanted),
+            IrqRequest::Disable(index) => {
+                self.armed.lock().remove(index);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn can_reset(&self) -> bool {
+        self.spec.can_reset
+    }
+
+    fn reset(&self) -> Result<(), CallError> {
+        self.kernel
+            .call("VFIO_DEVICE_RESET", Event::Reset(self.spec.bdf))
+    }
+}

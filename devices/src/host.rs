@@ -1,0 +1,85 @@
+//! What the host's sysfs says of PCI devices. Everything is read below a root directory, so that
+//! tests run on made trees.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::pci::address::Bdf;
+
+/// A reader of /sys.
+#[derive(Clone, Debug)]
+pub struct Sysfs {
+    root: PathBuf,
+}
+
+impl Default for Sysfs {
+    fn default() -> Self {
+        Self::below(Path::new("/"))
+    }
+}
+
+/// A PCI function of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostDevice {
+    /// Its address.
+    pub bdf: Bdf,
+    /// Name of the bound driver.
+    pub driver: Option<String>,
+    /// Its IOMMU group; `None` where no IOMMU translates for it.
+    pub group: Option<u32>,
+}
+
+impl Sysfs {
+    /// A reader of the tree below `root`.
+    pub fn below(root: &Path) -> Self {
+        Self {
+            root: root.to_owned(),
+        }
+    }
+
+    fn device_path(&self, bdf: Bdf) -> PathBuf {
+        self.root.join(format!("sys/bus/pci/devices/{bdf}"))
+    }
+
+    /// The function at `bdf`; `None` when the host has none there.
+    pub fn device(&self, bdf: Bdf) -> Option<HostDevice> {
+        let path = self.device_path(bdf);
+        path.exists().then(|| HostDevice {
+            bdf,
+            driver: link_name(&path.join("driver")),
+            group: link_name(&path.join("iommu_group")).and_then(|name| name.parse().ok()),
+        })
+    }
+
+    /// The PCI functions of an IOMMU group, ascending.
+    pub fn group_members(&self, group: u32) -> io::Result<Vec<Bdf>> {
+        let path = format!("sys/kernel/iommu_groups/{group}/devices");
+        let mut members = Vec::new();
+        for entry in fs::read_dir(self.root.join(path))? {
+            let name = entry?.file_name();
+            // Other buses may share a group; they hold no BDF.
+            members.extend(name.to_str().and_then(|name| name.parse::<Bdf>().ok()));
+        }
+        members.sort_unstable();
+        Ok(members)
+    }
+
+    /// Whether the host has any IOMMU group at all.
+    pub fn has_iommu(&self) -> bool {
+        let groups = fs::read_dir(self.root.join("sys/kernel/iommu_groups"));
+        groups.is_ok_and(|mut entries| entries.next().is_some())
+    }
+
+    /// Whether `bdf` is a PCI bridge (class 0604): it may stay with its host driver.
+    pub fn is_bridge(&self, bdf: Bdf) -> bool {
+        let class = fs::read_to_string(self.device_path(bdf).join("class"));
+        class.is_ok_and(|class| class.trim_start_matches("0x").starts_with("0604"))
+    }
+}
+
+/// Last component of what a symbolic link points to.
+fn link_name(link: &Path) -> Option<String> {
+    let target = fs::read_link(link).ok()?;
+    Some(target.file_name()?.to_str()?.to_owned())
+}

@@ -1,0 +1,446 @@
+//! The VFIO ioctls (include/uapi/linux/vfio.h), one safe function each.
+//!
+//! Own ioctls where vfio-ioctls has wrappers too, because there a refused group or container
+//! loses the kernel's reason, opening always asks for the ROM region, a region that fails shifts
+//! the others, and vectors can only be armed from 0 on.
+//!
+//! Invariant: every structure passed to the kernel is a buffer of `u64` whose first word holds its
+//! size in bytes (`argsz`); the kernel reads and writes no further than that.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use vfio_bindings::bindings::vfio;
+use zerocopy::IntoBytes;
+
+use crate::assign::ports::CallError;
+use crate::range::Range;
+
+/// A VFIO ioctl whose argument is a structure that starts with `argsz`.
+#[derive(Clone, Copy, Debug)]
+enum StructCall {
+    GroupGetStatus,
+    DeviceGetInfo,
+    DeviceGetRegionInfo,
+    DeviceGetIrqInfo,
+    DeviceSetIrqs,
+    IommuGetInfo,
+    IommuMapDma,
+    IommuUnmapDma,
+}
+
+const fn request(number: u32) -> libc::c_ulong {
+    ((vfio::VFIO_TYPE as u32) << 8 | (vfio::VFIO_BASE + number)) as libc::c_ulong
+}
+
+impl StructCall {
+    const fn request(self) -> libc::c_ulong {
+        request(match self {
+            Self::GroupGetStatus => 3,
+            Self::DeviceGetInfo => 7,
+            Self::DeviceGetRegionInfo => 8,
+            Self::DeviceGetIrqInfo => 9,
+            Self::DeviceSetIrqs => 10,
+            Self::IommuGetInfo => 12,
+            Self::IommuMapDma => 13,
+            Self::IommuUnmapDma => 14,
+        })
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::GroupGetStatus => "VFIO_GROUP_GET_STATUS",
+            Self::DeviceGetInfo => "VFIO_DEVICE_GET_INFO",
+            Self::DeviceGetRegionInfo => "VFIO_DEVICE_GET_REGION_INFO",
+            Self::DeviceGetIrqInfo => "VFIO_DEVICE_GET_IRQ_INFO",
+            Self::DeviceSetIrqs => "VFIO_DEVICE_SET_IRQS",
+            Self::IommuGetInfo => "VFIO_IOMMU_GET_INFO",
+            Self::IommuMapDma => "VFIO_IOMMU_MAP_DMA",
+            Self::IommuUnmapDma => "VFIO_IOMMU_UNMAP_DMA",
+        }
+    }
+}
+
+/// A structure for the kernel, as bytes at their offsets in the uapi header.
+struct Args {
+    words: Vec<u64>,
+    len: usize,
+}
+
+impl Args {
+    fn new(len: usize) -> Self {
+        Self {
+            words: vec![0; len.div_ceil(8)],
+            len,
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.words.as_bytes().get(..self.len).unwrap_or_default()
+    }
+
+    fn put(&mut self, offset: usize, data: &[u8]) {
+        let bytes = self.words.as_mut_bytes();
+        if let Some(place) = bytes.get_mut(offset..offset + data.len()) {
+            place.copy_from_slice(data);
+        }
+    }
+
+    fn put_u32(&mut self, offset: usize, value: u32) -> &mut Self {
+        self.put(offset, &value.to_ne_bytes());
+        self
+    }
+
+    fn put_u64(&mut self, offset: usize, value: u64) -> &mut Self {
+        self.put(offset, &value.to_ne_bytes());
+        self
+    }
+
+    fn u16(&self, offset: usize) -> Option<u16> {
+        let bytes = self.bytes().get(offset..offset + 2)?;
+        Some(u16::from_ne_bytes(bytes.try_into().ok()?))
+    }
+
+    fn u32(&self, offset: usize) -> Option<u32> {
+        let bytes = self.bytes().get(offset..offset + 4)?;
+        Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+    }
+
+    fn u64(&self, offset: usize) -> Option<u64> {
+        let bytes = self.bytes().get(offset..offset + 8)?;
+        Some(u64::from_ne_bytes(bytes.try_into().ok()?))
+    }
+
+    /// Offsets of the capability chain that starts at `first` (struct vfio_info_cap_header: id
+    /// u16, version u16, next u32), each with its id. Ends at the first link that is not inside
+    /// or does not go forward.
+    fn caps(&self, first: u32) -> Vec<(u16, usize)> {
+        let mut caps = Vec::new();
+        let mut at = first as usize;
+        while at != 0 {
+            let (Some(id), Some(next)) = (self.u16(at), self.u32(at + 4)) else {
+                break;
+            };
+            caps.push((id, at));
+            let next = next as usize;
+            at = if next > at { next } else { 0 };
+        }
+        caps
+    }
+
+    fn call(&mut self, fd: BorrowedFd<'_>, call: StructCall) -> Result<i32, CallError> {
+        self.put_u32(0, self.len as u32);
+        // SAFETY: every `StructCall` takes a pointer to a structure of which the kernel reads and
+        // writes at most `argsz` bytes; `argsz` has just been set to the length of the buffer,
+        // which is 8-byte aligned and lives across the call. Addresses inside the structure (DMA
+        // mapping) are checked by the kernel; what they point to is kept by a `HostRange`.
+        let rc = unsafe {
+            libc::ioctl(
+                fd.as_raw_fd(),
+                call.request(),
+                self.words.as_mut_ptr().cast::<libc::c_void>(),
+            )
+        };
+        if rc < 0 {
+            Err(CallError::last(call.name()))
+        } else {
+            Ok(rc)
+        }
+    }
+
+    /// Calls again with the size that the kernel asked for when the answer did not fit.
+    fn call_growing(&mut self, fd: BorrowedFd<'_>, call: StructCall) -> Result<(), CallError> {
+        self.call(fd, call)?;
+        let wanted = self.u32(0).unwrap_or(0) as usize;
+        if wanted > self.len && wanted <= 1 << 20 {
+            self.words.resize(wanted.div_ceil(8), 0);
+            self.len = wanted;
+            self.call(fd, call)?;
+        }
+        Ok(())
+    }
+}
+
+/// An ioctl whose argument is a number.
+fn plain(
+    fd: BorrowedFd<'_>,
+    name: &'static str,
+    number: u32,
+    argument: u64,
+) -> Result<i32, CallError> {
+    // SAFETY: only called below with calls that take an integer (or nothing), never a pointer.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), request(number), argument) };
+    if rc < 0 {
+        Err(CallError::last(name))
+    } else {
+        Ok(rc)
+    }
+}
+
+/// `VFIO_GET_API_VERSION` of a container.
+pub fn api_version(container: BorrowedFd<'_>) -> Result<i32, CallError> {
+    plain(container, "VFIO_GET_API_VERSION", 0, 0)
+}
+
+/// `VFIO_CHECK_EXTENSION`: whether the container supports the IOMMU type.
+pub fn has_extension(container: BorrowedFd<'_>, extension: u32) -> Result<bool, CallError> {
+    Ok(plain(container, "VFIO_CHECK_EXTENSION", 1, extension.into())? != 0)
+}
+
+/// `VFIO_SET_IOMMU`; possible once the container holds a group.
+pub fn set_iommu(container: BorrowedFd<'_>, kind: u32) -> Result<(), CallError> {
+    plain(container, "VFIO_SET_IOMMU", 2, kind.into()).map(drop)
+}
+
+/// `VFIO_GROUP_GET_STATUS`: whether every device of the group is bound to VFIO or to nothing.
+pub fn group_is_viable(group: BorrowedFd<'_>) -> Result<bool, CallError> {
+    let mut status = Args::new(8);
+    status.call(group, StructCall::GroupGetStatus)?;
+    Ok(status.u32(4).unwrap_or(0) & vfio::VFIO_GROUP_FLAGS_VIABLE != 0)
+}
+
+/// `VFIO_GROUP_SET_CONTAINER`.
+pub fn group_set_container(
+    group: BorrowedFd<'_>,
+    container: BorrowedFd<'_>,
+) -> Result<(), CallError> {
+    let fd = container.as_raw_fd();
+    // SAFETY: the argument is a pointer to an int that the kernel only reads.
+    let rc = unsafe { libc::ioctl(group.as_raw_fd(), request(4), &raw const fd) };
+    if rc < 0 {
+        return Err(CallError::last("VFIO_GROUP_SET_CONTAINER"));
+    }
+    Ok(())
+}
+
+/// `VFIO_GROUP_GET_DEVICE_FD`: opens the device, which the kernel resets meanwhile.
+pub fn group_device(group: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, CallError> {
+    const CALL: &str = "VFIO_GROUP_GET_DEVICE_FD";
+    let name = CString::new(name).map_err(|e| CallError {
+        call: CALL,
+        source: e.into(),
+    })?;
+    // SAFETY: the argument is a pointer to a NUL-terminated string that lives across the call.
+    let fd = unsafe { libc::ioctl(group.as_raw_fd(), request(6), name.as_ptr()) };
+    if fd < 0 {
+        return Err(CallError::last(CALL));
+    }
+    // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// What `VFIO_DEVICE_GET_INFO` says.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceInfo {
+    /// A PCI device.
+    pub is_pci: bool,
+    /// `VFIO_DEVICE_RESET` works.
+    pub can_reset: bool,
+}
+
+/// `VFIO_DEVICE_GET_INFO`.
+pub fn device_info(device: BorrowedFd<'_>) -> Result<DeviceInfo, CallError> {
+    let mut info = Args::new(24);
+    info.call(device, StructCall::DeviceGetInfo)?;
+    let flags = info.u32(4).unwrap_or(0);
+    Ok(DeviceInfo {
+        is_pci: flags & vfio::VFIO_DEVICE_FLAGS_PCI != 0,
+        can_reset: flags & vfio::VFIO_DEVICE_FLAGS_RESET != 0,
+    })
+}
+
+/// What `VFIO_DEVICE_GET_REGION_INFO` says.
+#[derive(Clone, Debug)]
+pub struct RawRegionInfo {
+    /// `VFIO_REGION_INFO_FLAG_*`.
+    pub flags: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Offset on the device's descriptor.
+    pub offset: u64,
+    /// Areas of the sparse-mmap capability, region-relative.
+    pub sparse: Option<Vec<Range>>,
+    /// The MSI-X-mappable capability is there.
+    pub msix_mappable: bool,
+}
+
+/// `VFIO_DEVICE_GET_REGION_INFO` (struct vfio_region_info: argsz, flags, index, cap_offset, size
+/// at 16, offset at 24).
+pub fn region_info(device: BorrowedFd<'_>, index: u32) -> Result<RawRegionInfo, CallError> {
+    let mut info = Args::new(32);
+    info.put_u32(8, index);
+    info.call_growing(device, StructCall::DeviceGetRegionInfo)?;
+    let flags = info.u32(4).unwrap_or(0);
+    let mut region = RawRegionInfo {
+        flags,
+        size: info.u64(16).unwrap_or(0),
+        offset: info.u64(24).unwrap_or(0),
+        sparse: None,
+        msix_mappable: false,
+    };
+    if flags & vfio::VFIO_REGION_INFO_FLAG_CAPS != 0 {
+        for (id, at) in info.caps(info.u32(12).unwrap_or(0)) {
+            match u32::from(id) {
+                vfio::VFIO_REGION_INFO_CAP_SPARSE_MMAP => {
+                    region.sparse = Some(sparse_areas(&info, at));
+                }
+                vfio::VFIO_REGION_INFO_CAP_MSIX_MAPPABLE => region.msix_mappable = true,
+                _ => {}
+            }
+        }
+    }
+    Ok(region)
+}
+
+/// struct vfio_region_info_cap_sparse_mmap: header (8 bytes), nr_areas, reserved, then offset and
+/// size of each area.
+fn sparse_areas(info: &Args, at: usize) -> Vec<Range> {
+    let count = info.u32(at + 8).unwrap_or(0) as usize;
+    (0..count)
+        .map_while(|i| {
+            let offset = info.u64(at + 16 + 16 * i)?;
+            let size = info.u64(at + 24 + 16 * i)?;
+            Range::new(offset, size)
+        })
+        .filter(|area| !area.is_empty())
+        .collect()
+}
+
+/// `VFIO_DEVICE_GET_IRQ_INFO`: flags and number of vectors.
+pub fn irq_info(device: BorrowedFd<'_>, index: u32) -> Result<(u32, u32), CallError> {
+    let mut info = Args::new(16);
+    info.put_u32(8, index);
+    info.call(device, StructCall::DeviceGetIrqInfo)?;
+    Ok((info.u32(4).unwrap_or(0), info.u32(12).unwrap_or(0)))
+}
+
+/// `VFIO_DEVICE_SET_IRQS` with `fds` (-1 for none) as its data, or with `count` and no data.
+pub fn set_irqs(
+    device: BorrowedFd<'_>,
+    flags: u32,
+    index: u32,
+    start: u32,
+    count: u32,
+    fds: &[i32],
+) -> Result<(), CallError> {
+    let mut set = Args::new(20 + 4 * fds.len());
+    set.put_u32(4, flags)
+        .put_u32(8, index)
+        .put_u32(12, start)
+        .put_u32(16, count);
+    for (i, fd) in fds.iter().enumerate() {
+        set.put(20 + 4 * i, &fd.to_ne_bytes());
+    }
+    match set.call(device, StructCall::DeviceSetIrqs)? {
+        0 => Ok(()),
+        // Fewer vectors than asked for are to be had (pci_alloc_irq_vectors): nothing is armed.
+        _ => Err(CallError {
+            call: StructCall::DeviceSetIrqs.name(),
+            source: io::Error::from_raw_os_error(libc::ENOSPC),
+        }),
+    }
+}
+
+/// `VFIO_DEVICE_RESET`.
+pub fn device_reset(device: BorrowedFd<'_>) -> Result<(), CallError> {
+    plain(device, "VFIO_DEVICE_RESET", 11, 0).map(drop)
+}
+
+/// The usable IO-virtual addresses of a type1 container (`VFIO_IOMMU_GET_INFO`, capability
+/// `IOVA_RANGE`), ascending; `None` where the kernel does not tell.
+pub fn iova_ranges(container: BorrowedFd<'_>) -> Result<Option<Vec<Range>>, CallError> {
+    let mut info = Args::new(24);
+    info.call_growing(container, StructCall::IommuGetInfo)?;
+    if info.u32(4).unwrap_or(0) & vfio::VFIO_IOMMU_INFO_CAPS == 0 {
+        return Ok(None);
+    }
+    let caps = info.caps(info.u32(16).unwrap_or(0));
+    let id = vfio::VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE as u16;
+    let Some((_, at)) = caps.into_iter().find(|(cap, _)| *cap == id) else {
+        return Ok(None);
+    };
+    // header (8 bytes), nr_iovas, reserved, then first and last address of each range.
+    let count = info.u32(at + 8).unwrap_or(0) as usize;
+    let ranges = (0..count).map_while(|i| {
+        let first = info.u64(at + 16 + 16 * i)?;
+        let last = info.u64(at + 24 + 16 * i)?;
+        Some(Range::from_bounds(first, last.saturating_add(1)))
+    });
+    Ok(Some(ranges.collect()))
+}
+
+/// `VFIO_IOMMU_MAP_DMA`, readable and writable. The caller keeps what `address` points to mapped
+/// until it is unmapped.
+pub fn map_dma(
+    container: BorrowedFd<'_>,
+    iova: u64,
+    address: u64,
+    len: u64,
+) -> Result<(), CallError> {
+    let mut map = Args::new(32);
+    map.put_u32(
+        4,
+        vfio::VFIO_DMA_MAP_FLAG_READ | vfio::VFIO_DMA_MAP_FLAG_WRITE,
+    )
+    .put_u64(8, address)
+    .put_u64(16, iova)
+    .put_u64(24, len);
+    map.call(container, StructCall::IommuMapDma).map(drop)
+}
+
+/// `VFIO_IOMMU_UNMAP_DMA` of every mapping inside `range`.
+pub fn unmap_dma(container: BorrowedFd<'_>, range: Range) -> Result<(), CallError> {
+    let mut unmap = Args::new(24);
+    unmap.put_u64(8, range.start()).put_u64(16, range.len());
+    unmap.call(container, StructCall::IommuUnmapDma).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_numbers_are_those_of_the_uapi_header() {
+        assert_eq!(StructCall::IommuMapDma.request(), 0x3b71);
+        assert_eq!(StructCall::IommuUnmapDma.request(), 0x3b72);
+        assert_eq!(StructCall::DeviceSetIrqs.request(), 0x3b6e);
+    }
+
+    #[test]
+    fn a_capability_chain_that_loops_or_leaves_the_buffer_ends() {
+        let mut args = Args::new(64);
+        args.put(24, &1u16.to_ne_bytes());
+        args.put_u32(28, 40);
+        args.put(40, &2u16.to_ne_bytes());
+        args.put_u32(44, 24);
+        assert_eq!(args.caps(24), [(1, 24), (2, 40)]);
+        args.put_u32(44, 1000);
+        assert_eq!(args.caps(24), [(1, 24), (2, 40)]);
+        assert!(args.caps(63).is_empty());
+    }
+
+    #[test]
+    fn sparse_areas_are_read_as_given_and_stop_at_the_buffer_end() {
+        let mut args = Args::new(64);
+        args.put_u32(8, 9);
+        args.put_u64(16, 0x1000).put_u64(24, 0x2000);
+        args.put_u64(32, 0x5000).put_u64(40, 0);
+        args.put_u64(48, 0x8000).put_u64(56, 0x1000);
+        assert_eq!(
+            sparse_areas(&args, 0),
+            [
+                Range::from_bounds(0x1000, 0x3000),
+                Range::from_bounds(0x8000, 0x9000)
+            ]
+        );
+    }
+
+    #[test]
+    fn an_ioctl_on_the_wrong_file_carries_the_reason() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let error = device_info(std::os::fd::AsFd::as_fd(&null)).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::ENOTTY));
+        assert_eq!(error.call, "VFIO_DEVICE_GET_INFO");
+    }
+}

@@ -1,0 +1,177 @@
+//! An opened VFIO PCI device behind the port [`VfioDevice`].
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use parking_lot::Mutex;
+use vfio_bindings::bindings::vfio;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::host_map::{Alignment, HostMap};
+use super::vfio as abi;
+use crate::assign::ports::{
+    CallError, IrqIndex, IrqInfo, IrqRequest, Region, RegionInfo, VfioDevice,
+};
+use crate::range::Range;
+
+/// Region indices 0 to 8 of a PCI device.
+const REGIONS: usize = vfio::VFIO_PCI_CONFIG_REGION_INDEX as usize + 2;
+
+/// A VFIO PCI device's descriptor.
+pub struct VfioPciDevice {
+    file: File,
+    can_reset: bool,
+    /// Offset of each region on the descriptor, once asked for.
+    offsets: Mutex<[Option<u64>; REGIONS]>,
+}
+
+impl VfioPciDevice {
+    /// Takes over the descriptor of an opened device; fails when it is not a PCI device.
+    pub fn new(fd: OwnedFd) -> Result<Self, CallError> {
+        let info = abi::device_info(fd.as_fd())?;
+        if !info.is_pci {
+            return Err(CallError {
+                call: "VFIO_DEVICE_GET_INFO",
+                source: std::io::Error::other("not a PCI device"),
+            });
+        }
+        Ok(Self {
+            file: File::from(fd),
+            can_reset: info.can_reset,
+            offsets: Mutex::new([None; REGIONS]),
+        })
+    }
+
+    fn raw_info(&self, region: Region) -> Result<abi::RawRegionInfo, CallError> {
+        let index = region_index(region);
+        let info = abi::region_info(self.file.as_fd(), index)?;
+        if let Some(slot) = self.offsets.lock().get_mut(index as usize) {
+            *slot = Some(info.offset);
+        }
+        Ok(info)
+    }
+
+    fn offset(&self, region: Region) -> Result<u64, CallError> {
+        let known = self
+            .offsets
+            .lock()
+            .get(region_index(region) as usize)
+            .copied();
+        match known.flatten() {
+            Some(offset) => Ok(offset),
+            None => Ok(self.raw_info(region)?.offset),
+        }
+    }
+
+    fn set(&self, flags: u32, index: IrqIndex, start: u32, fds: &[i32]) -> Result<(), CallError> {
+        let count = fds.len() as u32;
+        let device = self.file.as_fd();
+        abi::set_irqs(device, flags, irq_index(index), start, count, fds)
+    }
+
+    fn set_without_data(&self, flags: u32, index: IrqIndex, count: u32) -> Result<(), CallError> {
+        let flags = vfio::VFIO_IRQ_SET_DATA_NONE | flags;
+        let device = self.file.as_fd();
+        abi::set_irqs(device, flags, irq_index(index), 0, count, &[])
+    }
+}
+
+fn region_index(region: Region) -> u32 {
+    match region {
+        Region::Bar(n) => u32::from(n),
+        Region::Rom => vfio::VFIO_PCI_ROM_REGION_INDEX,
+        Region::Config => vfio::VFIO_PCI_CONFIG_REGION_INDEX,
+    }
+}
+
+fn irq_index(index: IrqIndex) -> u32 {
+    match index {
+        IrqIndex::Intx => vfio::VFIO_PCI_INTX_IRQ_INDEX,
+        IrqIndex::Msi => vfio::VFIO_PCI_MSI_IRQ_INDEX,
+        IrqIndex::Msix => vfio::VFIO_PCI_MSIX_IRQ_INDEX,
+        IrqIndex::Error => vfio::VFIO_PCI_ERR_IRQ_INDEX,
+        IrqIndex::Request => vfio::VFIO_PCI_REQ_IRQ_INDEX,
+    }
+}
+
+fn call_error(call: &'static str) -> impl Fn(std::io::Error) -> CallError {
+    move |source| CallError { call, source }
+}
+
+impl VfioDevice for VfioPciDevice {
+    fn region_info(&self, region: Region) -> Result<RegionInfo, CallError> {
+        let raw = self.raw_info(region)?;
+        Ok(RegionInfo {
+            size: raw.size,
+            readable: raw.flags & vfio::VFIO_REGION_INFO_FLAG_READ != 0,
+            writable: raw.flags & vfio::VFIO_REGION_INFO_FLAG_WRITE != 0,
+            mappable: raw.flags & vfio::VFIO_REGION_INFO_FLAG_MMAP != 0,
+            sparse: raw.sparse,
+            msix_mappable: raw.msix_mappable,
+        })
+    }
+
+    fn read(&self, region: Region, offset: u64, data: &mut [u8]) -> Result<(), CallError> {
+        let at = self.offset(region)?.saturating_add(offset);
+        self.file
+            .read_exact_at(data, at)
+            .map_err(call_error("pread of the device"))
+    }
+
+    fn write(&self, region: Region, offset: u64, data: &[u8]) -> Result<(), CallError> {
+        let at = self.offset(region)?.saturating_add(offset);
+        self.file
+            .write_all_at(data, at)
+            .map_err(call_error("pwrite of the device"))
+    }
+
+    fn mmap(&self, region: Region, area: Range, at: Alignment) -> Result<HostMap, CallError> {
+        let offset = self.offset(region)?.saturating_add(area.start());
+        HostMap::of_file(self.file.as_fd(), offset, area.len(), at)
+            .map_err(call_error("mmap of the device"))
+    }
+
+    fn irq_info(&self, index: IrqIndex) -> Result<IrqInfo, CallError> {
+        let (flags, count) = abi::irq_info(self.file.as_fd(), irq_index(index))?;
+        Ok(IrqInfo {
+            count,
+            noresize: flags & vfio::VFIO_IRQ_INFO_NORESIZE != 0,
+        })
+    }
+
+    fn set_irqs(&self, request: &IrqRequest<'_>) -> Result<(), CallError> {
+        let eventfds = vfio::VFIO_IRQ_SET_DATA_EVENTFD;
+        match request {
+            IrqRequest::Trigger { index, start, fds } => {
+                let raw: Vec<i32> = fds
+                    .iter()
+                    .map(|fd| fd.map_or(-1, EventFd::as_raw_fd))
+                    .collect();
+                let flags = eventfds | vfio::VFIO_IRQ_SET_ACTION_TRIGGER;
+                self.set(flags, *index, *start, &raw)
+            }
+            IrqRequest::Disable(index) => {
+                self.set_without_data(vfio::VFIO_IRQ_SET_ACTION_TRIGGER, *index, 0)
+            }
+            IrqRequest::Resample(fd) => {
+                let flags = eventfds | vfio::VFIO_IRQ_SET_ACTION_UNMASK;
+                self.set(flags, IrqIndex::Intx, 0, &[fd.as_raw_fd()])
+            }
+            IrqRequest::UnmaskIntx => {
+                self.set_without_data(vfio::VFIO_IRQ_SET_ACTION_UNMASK, IrqIndex::Intx, 1)
+            }
+            IrqRequest::MaskIntx => {
+                self.set_without_data(vfio::VFIO_IRQ_SET_ACTION_MASK, IrqIndex::Intx, 1)
+            }
+        }
+    }
+
+    fn can_reset(&self) -> bool {
+        self.can_reset
+    }
+
+    fn reset(&self) -> Result<(), CallError> {
+        abi::device_reset(self.file.as_fd())
+    }
+}

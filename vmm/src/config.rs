@@ -1,0 +1,194 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{Parser, ValueEnum};
+
+use crate::options::{BootProfile, Cpus, MemoryOption, Size, VfioOption};
+
+/// A command line that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}; mini-vmm --help lists the options")]
+pub struct UsageError(pub String);
+
+/// Starts a Linux guest with PCI devices of this machine assigned to it.
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "mini-vmm",
+    version,
+    after_help = "Exit status: 0 the guest switched itself off or was quit with Ctrl-A x, 1 runtime error,\n\
+                  2 wrong usage or unusable file, 3 the host or a device is not ready,\n\
+                  32 the guest asked for a reset, 33 the guest crashed, 128+N ended by signal N."
+)]
+pub struct Config {
+    /// Kernel to boot: a bzImage, or an ELF kernel with a PVH entry
+    #[arg(long, value_name = "FILE")]
+    pub kernel: PathBuf,
+
+    /// Initial RAM file system
+    #[arg(long, visible_alias = "initramfs", value_name = "FILE")]
+    pub initrd: Option<PathBuf>,
+
+    /// Kernel command line
+    #[arg(
+        long,
+        visible_alias = "append",
+        value_name = "TEXT",
+        default_value = "console=ttyS0",
+        allow_hyphen_values = true
+    )]
+    pub cmdline: String,
+
+    /// Guest RAM, as in 64G; with hugepages=2M or 1G from the host's reserved huge pages
+    #[arg(long, value_name = "SIZE[,hugepages=2M|1G]", default_value = "1G")]
+    pub memory: MemoryOption,
+
+    /// Virtual CPUs
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub cpus: Cpus,
+
+    /// Assigns a PCI device that is bound to vfio-pci; may be given several times. The device is
+    /// named as in 41:00.0, 0000:41:00.0 or by its path under /sys
+    #[arg(
+        long,
+        value_name = "BDF[,p2p=auto|on|off][,rom=off][,decode=sticky|strict][,id=NAME]"
+    )]
+    pub vfio: Vec<VfioOption>,
+
+    /// Size of the 64-bit MMIO window instead of what the devices need
+    #[arg(long, value_name = "SIZE")]
+    pub mmio64_size: Option<Size>,
+
+    /// Accepted for the habit: a guest's reset always ends mini-vmm, with status 32
+    #[arg(long)]
+    pub no_reboot: bool,
+
+    /// Reports on standard error where the time went
+    #[arg(long, value_name = "table|json")]
+    pub boot_profile: Option<BootProfile>,
+}
+
+/// What the command line asks for.
+pub enum Command {
+    /// Run a guest.
+    Run(Box<Config>),
+    /// Print this (help or version) and exit with 0.
+    Print(String),
+}
+
+/// Parses the arguments, the first of which is the program's name.
+pub fn parse<I, T>(arguments: I) -> Result<Command, UsageError>
+where
+    I: IntoIterator<Item = T>,
+    T: Into<std::ffi::OsString> + Clone,
+{
+    match Config::try_parse_from(arguments) {
+        Ok(config) => Ok(Command::Run(Box::new(config))),
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+            ) =>
+        {
+            Ok(Command::Print(error.to_string()))
+        }
+        Err(error) => Err(UsageError(one_line(&error.to_string()))),
+    }
+}
+
+/// clap's message without its prefix, usage and hints.
+fn one_line(message: &str) -> String {
+    let message = message.strip_prefix("error: ").unwrap_or(message);
+    let lines: Vec<_> = message
+        .lines()
+        .take_while(|line| !line.trim().is_empty())
+        .map(str::trim)
+        .collect();
+    lines.join(" ")
+}
+
+/// How a peer-to-peer mapping is decided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum P2p {
+    /// When two or more devices could reach each other.
+    #[default]
+    Auto,
+    /// Always, or fail.
+    On,
+    /// Never.
+    Off,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(arguments: &[&str]) -> Config {
+        match parse([&["mini-vmm"], arguments].concat()).unwrap() {
+            Command::Run(config) => *config,
+            Command::Print(text) => panic!("{text}"),
+        }
+    }
+
+    fn error(arguments: &[&str]) -> String {
+        match parse([&["mini-vmm"], arguments].concat()) {
+            Err(error) => {
+                let text = error.to_string();
+                assert!(!text.contains('\n'), "{text}");
+                text
+            }
+            Ok(_) => panic!("accepted"),
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_all_that_must_be_given() {
+        let config = run(&["--kernel", "k"]);
+        assert_eq!(config.cmdline, "console=ttyS0");
+        assert_eq!(config.memory.size.0, 1 << 30);
+        assert_eq!(config.cpus.0, 1);
+        assert!(config.vfio.is_empty() && config.boot_profile.is_none());
+        assert!(error(&[]).contains("--kernel"));
+    }
+
+    #[test]
+    fn habits_of_other_vmms_are_honoured() {
+        let config = run(&[
+            "--kernel",
+            "k",
+            "--initramfs",
+            "i",
+            "--append",
+            "-x quiet",
+            "--no-reboot",
+            "--vfio",
+            "host=41:00.0",
+            "--vfio",
+            "path=/sys/bus/pci/devices/0000:42:00.0",
+        ]);
+        assert_eq!(config.initrd.unwrap().to_str(), Some("i"));
+        assert_eq!(config.cmdline, "-x quiet");
+        assert_eq!(config.vfio[0].bdf.to_string(), "0000:41:00.0");
+        assert_eq!(config.vfio[1].bdf.to_string(), "0000:42:00.0");
+    }
+
+    #[test]
+    fn bad_usage_is_one_line_that_names_the_argument() {
+        assert!(error(&["--kernel", "k", "--foo"]).contains("--foo"));
+        assert!(error(&["--kernel", "k", "--memory", "lots"]).contains("lots"));
+        assert!(error(&["--kernel", "k", "--vfio", "nonsense"]).contains("nonsense"));
+        assert!(error(&["--kernel", "k", "--cpus", "0"]).contains("at least 1"));
+        assert!(error(&["--kernel", "k", "check"]).contains("check"));
+    }
+
+    #[test]
+    fn help_and_version_are_not_errors() {
+        for argument in ["--help", "--version"] {
+            assert!(matches!(
+                parse(["mini-vmm", argument]),
+                Ok(Command::Print(_))
+            ));
+        }
+    }
+}

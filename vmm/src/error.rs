@@ -1,0 +1,199 @@
+//! What can go wrong, and which exit code it has.
+//!
+//! A message is printed once: an error's own text does not repeat its source, and [`chain`] joins
+//! the two with a colon.
+
+use std::error::Error as StdError;
+use std::fmt::Write as _;
+use std::io;
+
+use arch::acpi::AcpiTooLarge;
+use arch::boot::{BootError, ImageError};
+use arch::layout::LayoutError;
+use devices::assign::AssignError;
+use devices::assign::ports::CallError;
+use devices::assign::preflight::PreflightError;
+use devices::bus::BusOverlap;
+use devices::iommu::type1::Type1Error;
+use devices::pci::address::Bdf;
+use devices::pci::ecam::DevfnTaken;
+use devices::pci::place_error::PlaceError;
+
+use crate::config::UsageError;
+use crate::memory::MemoryError;
+
+/// Whose fault it is, as the exit code tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Something failed while the guest was being built or run: exit 1.
+    Runtime,
+    /// The command line or a file named by it cannot be used: exit 2.
+    Usage,
+    /// The host or a device is not ready for this: exit 3.
+    Preflight,
+}
+
+impl Class {
+    /// The exit code.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Runtime => 1,
+            Self::Usage => 2,
+            Self::Preflight => 3,
+        }
+    }
+}
+
+/// Any error that ends mini-vmm.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Bad command line.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+    /// Unusable kernel or initrd file.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The kernel cannot be started with these options.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// Guest RAM does not fit.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// Guest RAM cannot be had.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Too many vCPUs to describe.
+    #[error(transparent)]
+    Acpi(#[from] AcpiTooLarge),
+    /// KVM is not there, or not usable by us.
+    #[error("cannot use /dev/kvm ({remedy})")]
+    Kvm {
+        /// What to do about it.
+        remedy: &'static str,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// The host's KVM lacks something.
+    #[error("the host's KVM {lack}")]
+    KvmLacks {
+        /// What it lacks and what follows.
+        lack: String,
+    },
+    /// An option cannot be satisfied on this host.
+    #[error("{0}")]
+    Host(String),
+    /// A KVM call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// A system call failed.
+    #[error("cannot {what}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// A device is not fit to be assigned.
+    #[error(transparent)]
+    Device(#[from] PreflightError),
+    /// The devices' IOMMU cannot be used.
+    #[error(transparent)]
+    Iommu(#[from] Type1Error),
+    /// A device cannot be opened, mapped or installed.
+    #[error(transparent)]
+    Assign(#[from] AssignError),
+    /// A BAR finds no place.
+    #[error("{}cannot place its BARs", device.map(|bdf| format!("{bdf}: ")).unwrap_or_default())]
+    Place {
+        /// The device.
+        device: Option<Bdf>,
+        /// Which BAR and why.
+        source: PlaceError,
+    },
+    /// Two functions at one place of the PCI bus.
+    #[error(transparent)]
+    Slot(#[from] DevfnTaken),
+    /// Two devices at one address.
+    #[error(transparent)]
+    Bus(#[from] BusOverlap),
+    /// The guest cannot go on.
+    #[error("vCPU {id} cannot go on")]
+    Vcpu {
+        /// Which vCPU.
+        id: u32,
+        /// Why.
+        #[source]
+        reason: Box<dyn StdError + Send + Sync>,
+    },
+}
+
+impl Error {
+    /// `what` failed with `source`; for use with `map_err`.
+    pub fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::System {
+            what,
+            source: source.into(),
+        }
+    }
+
+    /// Which exit code.
+    pub fn class(&self) -> Class {
+        match self {
+            Self::Usage(_) | Self::Image(_) | Self::Boot(_) | Self::Acpi(_) => Class::Usage,
+            Self::Layout(LayoutError::Granularity { .. }) => Class::Usage,
+            Self::Layout(LayoutError::TooLarge { .. })
+            | Self::Kvm { .. }
+            | Self::KvmLacks { .. }
+            | Self::Device(_)
+            | Self::Iommu(_)
+            | Self::Place { .. }
+            | Self::Host(_) => Class::Preflight,
+            Self::Assign(error) if error.is_preflight() => Class::Preflight,
+            Self::Memory(error) if error.is_preflight() => Class::Preflight,
+            Self::Memory(_)
+            | Self::Call(_)
+            | Self::System { .. }
+            | Self::Assign(_)
+            | Self::Slot(_)
+            | Self::Bus(_)
+            | Self::Vcpu { .. } => Class::Runtime,
+        }
+    }
+}
+
+/// The error and its sources on one line.
+pub fn chain(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        // Writing to a String does not fail.
+        let _ = write!(text, ": {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// A `kvm-ioctls` error as an error of `call`.
+pub fn kvm_call(call: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> CallError {
+    move |error| CallError {
+        call,
+        source: io::Error::from_raw_os_error(error.errno()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_is_printed_once_behind_its_error() {
+        let error = Error::from(CallError {
+            call: "KVM_CREATE_VM",
+            source: io::Error::from_raw_os_error(libc::ENOMEM),
+        });
+        let text = chain(&error);
+        assert!(text.starts_with("KVM_CREATE_VM failed: Cannot allocate memory"));
+        assert_eq!(text.matches("Cannot allocate").count(), 1);
+        assert_eq!(error.class().code(), 1);
+    }
+}

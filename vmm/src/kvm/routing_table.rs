@@ -1,0 +1,255 @@
+//! The table of interrupt routes, without KVM: which GSI carries which message, and what has to be
+//! done to get from one state to the next.
+//!
+//! GSIs 0 to 23 belong to the IOAPIC (and 0 to 15 to the PIC): they are in every table, because an
+//! update replaces the whole of it. Vectors get GSIs from 24 on when they are first connected.
+
+use std::collections::BTreeMap;
+
+use arch::layout::IOAPIC_GSIS;
+use devices::assign::ports::{MsiMessage, VectorId};
+
+/// KVM_MAX_IRQ_ROUTES (include/linux/kvm_host.h), an upper bound of GSIs as well.
+const ROUTES_MAX: usize = 4096;
+/// GSIs that are also pins of the two 8259.
+const PIC_GSIS: u32 = 16;
+/// Routes of GSIs 0 to 23.
+const LEGACY_ROUTES: usize = (IOAPIC_GSIS + PIC_GSIS) as usize;
+
+/// One entry of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// A pin of an in-kernel interrupt controller.
+    Chip {
+        /// The GSI.
+        gsi: u32,
+        /// Which controller.
+        chip: Chip,
+        /// Its pin.
+        pin: u32,
+    },
+    /// A message.
+    Msi {
+        /// The GSI.
+        gsi: u32,
+        /// Where it goes.
+        message: MsiMessage,
+    },
+}
+
+/// An in-kernel interrupt controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chip {
+    /// The first 8259.
+    PicMaster,
+    /// The second 8259.
+    PicSlave,
+    /// The IOAPIC.
+    IoApic,
+}
+
+/// More vectors than GSIs.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("all {} interrupt routes of the VM are in use", ROUTES_MAX)]
+pub struct NoFreeGsi;
+
+/// What a change of one vector means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Its irqfd is to be connected to the GSI.
+    Connect(u32),
+    /// Its irqfd is to be disconnected from the GSI.
+    Disconnect(u32),
+    /// It stays connected, or unconnected.
+    Keep,
+}
+
+/// Which vector has which GSI, and what the kernel's table says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RoutingTable {
+    vectors: BTreeMap<VectorId, u32>,
+    /// What each GSI is to carry.
+    wanted: BTreeMap<u32, MsiMessage>,
+    /// What the kernel has; entries of GSIs that nobody uses any more may linger.
+    installed: BTreeMap<u32, MsiMessage>,
+}
+
+impl RoutingTable {
+    /// Changes one vector.
+    pub fn change(&mut self, id: VectorId, message: Option<MsiMessage>) -> Result<Step, NoFreeGsi> {
+        match (self.vectors.get(&id).copied(), message) {
+            (Some(gsi), Some(message)) => {
+                self.wanted.insert(gsi, message);
+                Ok(Step::Keep)
+            }
+            (None, Some(message)) => {
+                let gsi = self.allocate(message)?;
+                self.vectors.insert(id, gsi);
+                self.wanted.insert(gsi, message);
+                Ok(Step::Connect(gsi))
+            }
+            (Some(gsi), None) => {
+                self.vectors.remove(&id);
+                self.wanted.remove(&gsi);
+                Ok(Step::Disconnect(gsi))
+            }
+            (None, None) => Ok(Step::Keep),
+        }
+    }
+
+    /// A free GSI: one that still carries the very message (no update needed then), else the
+    /// lowest.
+    fn allocate(&self, message: MsiMessage) -> Result<u32, NoFreeGsi> {
+        let free = |gsi: &u32| !self.wanted.contains_key(gsi);
+        let lingering = self
+            .installed
+            .iter()
+            .find(|(gsi, installed)| **installed == message && free(gsi));
+        if let Some((gsi, _)) = lingering {
+            return Ok(*gsi);
+        }
+        if LEGACY_ROUTES + self.wanted.len() >= ROUTES_MAX {
+            return Err(NoFreeGsi);
+        }
+        (IOAPIC_GSIS..ROUTES_MAX as u32).find(free).ok_or(NoFreeGsi)
+    }
+
+    /// Whether the kernel's table must be replaced: something wanted is not in it.
+    pub fn is_stale(&self) -> bool {
+        self.wanted
+            .iter()
+            .any(|(gsi, message)| self.installed.get(gsi) != Some(message))
+    }
+
+    /// The whole table.
+    pub fn routes(&self) -> Vec<Route> {
+        let mut routes = Vec::with_capacity(LEGACY_ROUTES + self.wanted.len());
+        for gsi in 0..IOAPIC_GSIS {
+            routes.push(Route::Chip {
+                gsi,
+                chip: Chip::IoApic,
+                pin: gsi,
+            });
+            if gsi < PIC_GSIS {
+                let chip = if gsi < 8 {
+                    Chip::PicMaster
+                } else {
+                    Chip::PicSlave
+                };
+                let pin = gsi % 8;
+                routes.push(Route::Chip { gsi, chip, pin });
+            }
+        }
+        for (gsi, message) in &self.wanted {
+            routes.push(Route::Msi {
+                gsi: *gsi,
+                message: *message,
+            });
+        }
+        routes
+    }
+
+    /// The kernel has taken [`RoutingTable::routes`].
+    pub fn set_installed(&mut self) {
+        self.installed = self.wanted.clone();
+    }
+}
+
+/// The message as KVM takes it with 32-bit APIC ids: a guest that was told
+/// KVM_FEATURE_MSI_EXT_DEST_ID puts bits 8 to 14 of the APIC id into address bits 5 to 11, KVM
+/// wants bits 8 to 31 in the upper half (Documentation/virt/kvm/api.rst, KVM_CAP_X2APIC_API).
+pub fn with_extended_destination(message: MsiMessage) -> MsiMessage {
+    const FIELD: u64 = 0x7F << 5;
+    let high = (message.address & FIELD) >> 5;
+    MsiMessage {
+        address: message.address & !FIELD | high << 40,
+        data: message.data,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(vector: u16) -> VectorId {
+        VectorId { device: 0, vector }
+    }
+
+    fn message(data: u32) -> Option<MsiMessage> {
+        let address = 0xfee0_0000;
+        Some(MsiMessage { address, data })
+    }
+
+    fn messages(table: &RoutingTable) -> Vec<(u32, u32)> {
+        let routes = table.routes();
+        let messages = routes.iter().filter_map(|route| match route {
+            Route::Msi { gsi, message } => Some((*gsi, message.data)),
+            Route::Chip { .. } => None,
+        });
+        messages.collect()
+    }
+
+    #[test]
+    fn every_table_keeps_the_controllers_pins() {
+        let mut table = RoutingTable::default();
+        table.change(id(0), message(1)).unwrap();
+        let routes = table.routes();
+        for gsi in 0..IOAPIC_GSIS {
+            let count = routes
+                .iter()
+                .filter(|route| matches!(route, Route::Chip { gsi: g, .. } if *g == gsi))
+                .count();
+            assert_eq!(count, if gsi < 16 { 2 } else { 1 });
+        }
+        assert_eq!(messages(&table), [(24, 1)]);
+    }
+
+    #[test]
+    fn gsis_are_taken_at_the_first_connection_and_given_back() {
+        let mut table = RoutingTable::default();
+        assert_eq!(table.change(id(9), None), Ok(Step::Keep));
+        assert_eq!(table.change(id(0), message(1)), Ok(Step::Connect(24)));
+        assert_eq!(table.change(id(1), message(2)), Ok(Step::Connect(25)));
+        assert_eq!(table.change(id(0), message(3)), Ok(Step::Keep));
+        assert_eq!(table.change(id(0), None), Ok(Step::Disconnect(24)));
+        assert_eq!(table.change(id(2), message(4)), Ok(Step::Connect(24)));
+        assert_eq!(messages(&table), [(24, 4), (25, 2)]);
+    }
+
+    #[test]
+    fn disconnecting_and_reconnecting_the_same_message_needs_no_update() {
+        let mut table = RoutingTable::default();
+        table.change(id(0), message(1)).unwrap();
+        table.change(id(1), message(2)).unwrap();
+        assert!(table.is_stale());
+        table.set_installed();
+        assert!(!table.is_stale());
+        table.change(id(1), None).unwrap();
+        assert!(!table.is_stale());
+        assert_eq!(table.change(id(1), message(2)), Ok(Step::Connect(25)));
+        assert!(!table.is_stale());
+        table.change(id(1), message(5)).unwrap();
+        assert!(table.is_stale());
+    }
+
+    #[test]
+    fn the_table_ends_at_the_kernels_limit() {
+        let mut table = RoutingTable::default();
+        let room = (ROUTES_MAX - LEGACY_ROUTES) as u16;
+        for vector in 0..room {
+            assert!(table.change(id(vector), message(vector.into())).is_ok());
+        }
+        assert_eq!(table.change(id(room), message(0)), Err(NoFreeGsi));
+        assert_eq!(table.routes().len(), ROUTES_MAX);
+    }
+
+    #[test]
+    fn extended_destinations_move_to_the_upper_half() {
+        let told = MsiMessage {
+            address: 0xfee1_2000 | 0x7F << 5,
+            data: 0,
+        };
+        let wanted = 0xfee1_2000 | 0x7F00u64 << 32;
+        assert_eq!(with_extended_destination(told).address, wanted);
+    }
+}

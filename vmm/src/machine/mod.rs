@@ -1,0 +1,247 @@
+//! The machine: everything put together, in the order in which it is built.
+//!
+//! This is the only wiring. Each step is a function of what came before; nothing is looked up
+//! globally. What concerns assigned devices is in [`assigned`].
+
+mod assigned;
+
+use std::io;
+use std::sync::Arc;
+
+use arch::acpi::AcpiConfig;
+use arch::boot::{self, BootSource, Entry};
+use arch::cpuid::{self, CpuidConfig};
+use arch::layout::{self, AddressRange};
+use devices::assign::ports::MemSlots;
+use devices::bus::{Bus, BusDevice};
+use devices::debug_port::DebugPort;
+use devices::power::{KeyboardReset, PowerHandler, PowerRegisters, PowerRequest};
+use devices::range::Range;
+use devices::serial::SerialPort;
+use kvm_ioctls::VmFd;
+use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::config::Config;
+use crate::console::{Console, ConsolePort, Output};
+use crate::error::Error;
+use crate::events::EventLoop;
+use crate::kvm::memslots::{self, VmMemSlots};
+use crate::kvm::routes::VmIrqs;
+use crate::kvm::vcpu::Vcpu;
+use crate::kvm::vm::{self, Host};
+use crate::memory::{self, Backing, GuestRam};
+use crate::profile::Profile;
+use crate::run::{VcpuContext, VcpuThreads};
+use crate::signals::Signals;
+use crate::stop::{Outcome, Stop};
+use crate::terminal::RawTerminal;
+use assigned::{Opening, Placed};
+
+/// Builds the machine that `config` describes, runs it, and tells how it ended.
+pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
+    let stop = Arc::new(Stop::new().map_err(Error::system("create an eventfd"))?);
+    // Before any thread, so that every thread leaves these signals to the event loop.
+    let signals = Signals::block(Arc::clone(&stop)).map_err(Error::system("block signals"))?;
+    let cpus = config.cpus.0;
+
+    let mut source = {
+        let _span = profile.span("check kernel and initrd");
+        BootSource::open(
+            &config.kernel,
+            config.initrd.as_deref(),
+            config.cmdline.clone(),
+        )?
+    };
+    let host = {
+        let _span = profile.span("open KVM");
+        Host::open(cpus)?
+    };
+
+    let opening = Opening::begin(config, profile)?;
+    let holes = opening.as_ref().map(Opening::holes).unwrap_or_default();
+
+    let (phys_bits, guest_phys_bits) = cpuid::address_bits(&host.cpuid);
+    let backing = Backing::choose(config.memory.huge_pages);
+    let ram_layout = lay_out_ram(config, backing, &holes, 1 << guest_phys_bits)?;
+    let ram = {
+        let _span = profile.span("map guest RAM");
+        GuestRam::map(&ram_layout, backing)?
+    };
+
+    let vm = {
+        let _span = profile.span("create VM");
+        host.create_vm(cpus)?
+    };
+    let irqs = Arc::new(VmIrqs::new(Arc::clone(&vm), vm::needs_x2apic(cpus)));
+    let slots = Arc::new(VmMemSlots::new(Arc::clone(&vm), host.memslots));
+    {
+        let _span = profile.span("memslots of guest RAM");
+        add_ram(slots.as_ref(), &ram)?;
+    }
+
+    let placed = match opening {
+        Some(opening) => {
+            opening.map_ram(&ram, profile)?;
+            let opened = opening.finish(profile)?;
+            Some(Placed::new(opened, config, &ram_layout, guest_phys_bits)?)
+        }
+        None => None,
+    };
+    let mmio64 = placed.as_ref().and_then(Placed::mmio64);
+    let installed = {
+        let _span = profile.span("install BARs");
+        let install = |placed: Placed| placed.install(&vm, &slots, &irqs);
+        placed.map(install).transpose()?
+    };
+
+    let console = serial_console(&irqs)?;
+    let mut ports = Bus::new();
+    add_ports(&mut ports, &console, &stop, profile)?;
+    let mut mmio = Bus::new();
+    assigned::add_to_buses(installed.as_ref(), &mut mmio, &mut ports)?;
+
+    let entry = {
+        let _span = profile.span("load kernel");
+        load_kernel(&ram, &ram_layout, &mut source, &AcpiConfig { cpus, mmio64 })?
+    };
+    let vcpus = {
+        let _span = profile.span("create vCPUs");
+        let cpuid = CpuidConfig {
+            cpus,
+            phys_bits,
+            guest_phys_bits,
+            tsc_deadline: host.tsc_deadline,
+            msi_ext_dest_id: vm::needs_x2apic(cpus),
+        };
+        create_vcpus(&vm, &host, &cpuid, &entry)?
+    };
+
+    let terminal = RawTerminal::enter().map_err(Error::system("set the terminal to raw mode"))?;
+    let mut events = EventLoop::new(Arc::clone(&stop))?;
+    events.add(Box::new(signals));
+    let input = Console::new(Arc::clone(&console), terminal.is_some(), Arc::clone(&stop))
+        .map_err(Error::system("create a timer"))?;
+    events.add(Box::new(input));
+
+    profile.mark("vCPUs start");
+    let context = VcpuContext {
+        ports,
+        mmio,
+        stop: Arc::clone(&stop),
+        on_fault: None,
+    };
+    let threads = VcpuThreads::start(vcpus, context)?;
+    let ended = events.run();
+    profile.mark("run ended");
+    console.close();
+    drop(threads);
+    console.flush();
+    ended?;
+    Ok(stop.take().unwrap_or(Outcome::Quit))
+}
+
+fn lay_out_ram(
+    config: &Config,
+    backing: Backing,
+    holes: &[AddressRange],
+    limit: u64,
+) -> Result<Vec<AddressRange>, Error> {
+    let size = config.memory.size.0;
+    if let Some(pages) = config.memory.huge_pages {
+        memory::check_huge_pages(size, pages)?;
+    }
+    Ok(layout::ram_ranges(size, backing.granule(), holes, limit)?)
+}
+
+fn add_ram(slots: &dyn MemSlots, ram: &GuestRam) -> Result<(), Error> {
+    for range in ram.ranges() {
+        let mut offset = 0;
+        while offset < range.memory.len() {
+            let len = memslots::LEN_MAX.min(range.memory.len() - offset);
+            if let Some(part) = range.memory.part(offset, len) {
+                slots.set(range.gpa + offset, &part)?;
+            }
+            offset += len;
+        }
+    }
+    Ok(())
+}
+
+fn serial_console(irqs: &VmIrqs) -> Result<Arc<ConsolePort>, Error> {
+    let interrupt = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
+        .map_err(Error::system("create an eventfd"))?;
+    irqs.connect_edge(&interrupt, layout::COM1_GSI)?;
+    let port = SerialPort::new(interrupt, Output(io::stdout()))
+        .map_err(Error::system("create an eventfd"))?;
+    Ok(Arc::new(port))
+}
+
+/// Everything at I/O ports but PCI configuration.
+fn add_ports(
+    bus: &mut Bus,
+    console: &Arc<ConsolePort>,
+    stop: &Arc<Stop>,
+    profile: &Arc<Profile>,
+) -> Result<(), Error> {
+    let mut add = |port: u64, len, device: Arc<dyn BusDevice>| {
+        bus.insert(Range::from_bounds(port, port + len), device)
+    };
+    add(layout::COM1.into(), 8, Arc::clone(console) as _)?;
+    let power = PowerRegisters::new(
+        layout::SLEEP_TYPE_S5,
+        layout::RESET_VALUE,
+        power_handler(stop),
+    );
+    add(
+        layout::SLEEP_CONTROL.into(),
+        PowerRegisters::LEN,
+        Arc::new(power),
+    )?;
+    let reset = KeyboardReset::new(power_handler(stop));
+    add(KeyboardReset::PORT, 1, Arc::new(reset))?;
+    let profile = Arc::clone(profile);
+    let marks = DebugPort::new(Box::new(move |mark| profile.guest_mark(mark)));
+    add(DebugPort::PORT, 1, Arc::new(marks))?;
+    Ok(())
+}
+
+fn power_handler(stop: &Arc<Stop>) -> PowerHandler {
+    let stop = Arc::clone(stop);
+    Box::new(move |request| {
+        stop.request(match request {
+            PowerRequest::Off => Outcome::PoweredOff,
+            PowerRequest::Reset => Outcome::Reset,
+        });
+    })
+}
+
+fn load_kernel(
+    ram: &GuestRam,
+    ram_layout: &[AddressRange],
+    source: &mut BootSource,
+    acpi: &AcpiConfig,
+) -> Result<Entry, Error> {
+    let tables = arch::acpi::build(acpi)?;
+    ram.access()
+        .write_slice(&tables.bytes, GuestAddress(tables.rsdp))
+        .map_err(boot::BootError::Write)?;
+    Ok(boot::load(ram.access(), ram_layout, source, tables.rsdp)?)
+}
+
+fn create_vcpus(
+    vm: &VmFd,
+    host: &Host,
+    config: &CpuidConfig,
+    entry: &Entry,
+) -> Result<Vec<Vcpu>, Error> {
+    let common = cpuid::common(&host.cpuid, config);
+    let mut vcpus = Vec::new();
+    for id in 0..config.cpus {
+        vcpus.push(Vcpu::create(vm, id, &cpuid::for_vcpu(&common, id))?);
+    }
+    if let Some(first) = vcpus.first() {
+        first.enter(entry)?;
+    }
+    Ok(vcpus)
+}

@@ -1,0 +1,361 @@
+//! Guest RAM: how it is backed, where it is mapped, and how the rest of the VMM reaches it.
+//!
+//! Invariants: the host-virtual address of every range is congruent to its guest-physical address
+//! modulo 1 GiB, so that KVM and the IOMMU can use huge entries; RAM is mapped shared, so that a
+//! device and the guest see the same pages, except where [`Backing::Private`] says otherwise; and
+//! once mapped it stays mapped for the life of the process.
+#![allow(unsafe_code)]
+
+use std::fs::{self, File};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arch::layout::{AddressRange, GIB, MIB};
+use devices::sys::{Alignment, HostMap, HostRange};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+
+use crate::options::HugePages;
+
+/// Bytes that one thread populates at a time.
+const POPULATE_CHUNK: u64 = 64 * MIB;
+
+/// Guest RAM cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// A call failed.
+    #[error("cannot {what} for {range} of guest memory")]
+    Call {
+        /// What was being done.
+        what: &'static str,
+        /// Which guest-physical addresses.
+        range: AddressRange,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// The pool of huge pages is too small.
+    #[error(
+        "guest memory needs {needed} huge pages of {size}, {free} are free; \
+         reserve more with: echo {} > {pool}/nr_hugepages",
+        total + needed - free
+    )]
+    HugePages {
+        /// Pages needed.
+        needed: u64,
+        /// Pages free and not promised to others.
+        free: u64,
+        /// Pages of the pool.
+        total: u64,
+        /// 2M or 1G.
+        size: &'static str,
+        /// The pool's directory.
+        pool: String,
+    },
+    /// The host kernel has no such huge pages.
+    #[error(
+        "this host has no huge pages of {size} ({pool} is missing); \
+         a 1 GiB pool needs hugepagesz=1G on the host's kernel command line"
+    )]
+    NoHugePages {
+        /// 2M or 1G.
+        size: &'static str,
+        /// The pool's directory.
+        pool: String,
+    },
+}
+
+impl MemoryError {
+    /// Whether it was found before anything was started.
+    pub fn is_preflight(&self) -> bool {
+        matches!(self, Self::HugePages { .. } | Self::NoHugePages { .. })
+    }
+}
+
+/// What is behind guest RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// A memfd of ordinary pages; the kernel makes them huge where it may.
+    Shared,
+    /// A memfd of the host's reserved huge pages.
+    Huge(HugePages),
+    /// Private anonymous memory: the host never gives shared memory huge pages
+    /// (`shmem_enabled`), and private memory gets them. Never forked (MADV_DONTFORK).
+    Private,
+}
+
+impl Backing {
+    /// Chooses by what was asked for and what the host allows.
+    pub fn choose(huge_pages: Option<HugePages>) -> Self {
+        const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+        match huge_pages {
+            Some(size) => Self::Huge(size),
+            None => {
+                let read = |path: String| fs::read_to_string(path).unwrap_or_default();
+                let all = read(format!("{THP}/shmem_enabled"));
+                let of_2m = read(format!("{THP}/hugepages-2048kB/shmem_enabled"));
+                let anonymous = read(format!("{THP}/enabled"));
+                if shmem_may_be_huge(&all, &of_2m) || chosen(&anonymous) == "never" {
+                    Self::Shared
+                } else {
+                    Self::Private
+                }
+            }
+        }
+    }
+
+    /// What both ends of a RAM range are multiples of.
+    pub fn granule(self) -> u64 {
+        match self {
+            Self::Huge(size) => size.bytes(),
+            Self::Shared | Self::Private => 2 * MIB,
+        }
+    }
+}
+
+/// The word in brackets, as in `always [madvise] never`.
+fn chosen(setting: &str) -> &str {
+    let word = setting.split_once('[').and_then(|(_, s)| s.split_once(']'));
+    word.map_or("", |(word, _)| word)
+}
+
+/// Whether MADV_HUGEPAGE on a memfd gives 2 MiB pages (Documentation/admin-guide/mm/transhuge.rst,
+/// "Shared memory"): `all` is the older setting, `of_2m` the one by size, empty on old kernels.
+fn shmem_may_be_huge(all: &str, of_2m: &str) -> bool {
+    let allows = |word: &str| matches!(word, "always" | "within_size" | "advise" | "force");
+    match chosen(of_2m) {
+        "inherit" | "" => allows(chosen(all)),
+        word => allows(word),
+    }
+}
+
+/// Checks that the pool holds `size` bytes of free huge pages.
+pub fn check_huge_pages(size: u64, pages: HugePages) -> Result<(), MemoryError> {
+    let name = match pages {
+        HugePages::Size2M => "2M",
+        HugePages::Size1G => "1G",
+    };
+    let pool = format!(
+        "/sys/kernel/mm/hugepages/hugepages-{}kB",
+        pages.bytes() >> 10
+    );
+    if !Path::new(&pool).is_dir() {
+        return Err(MemoryError::NoHugePages { size: name, pool });
+    }
+    let read = |what: &str| -> u64 {
+        fs::read_to_string(format!("{pool}/{what}"))
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(0)
+    };
+    let free = read("free_hugepages").saturating_sub(read("resv_hugepages"));
+    let needed = size.div_ceil(pages.bytes());
+    if free >= needed {
+        return Ok(());
+    }
+    Err(MemoryError::HugePages {
+        needed,
+        free,
+        total: read("nr_hugepages"),
+        size: name,
+        pool,
+    })
+}
+
+/// One contiguous range of guest RAM.
+#[derive(Clone, Debug)]
+pub struct RamRange {
+    /// Guest-physical address.
+    pub gpa: u64,
+    /// What is behind it.
+    pub memory: HostRange,
+}
+
+/// All guest RAM.
+pub struct GuestRam {
+    ranges: Vec<RamRange>,
+    access: GuestMemoryMmap,
+}
+
+impl GuestRam {
+    /// Reserves and maps RAM at `layout`; pages are allocated as they are touched.
+    pub fn map(layout: &[AddressRange], backing: Backing) -> Result<Self, MemoryError> {
+        let mut ranges = Vec::new();
+        let mut regions = Vec::new();
+        for range in layout {
+            let failed = |what| move |source| call_failed(what, *range, source);
+            let map = map_range(range, backing).map_err(failed("map memory"))?;
+            // Fails where the kernel has no transparent huge pages; small pages then.
+            let _ = map.advise(0, map.len(), libc::MADV_HUGEPAGE);
+            let region = region_of(&map).map_err(failed("map memory"))?;
+            let region = GuestRegionMmap::new(region, GuestAddress(range.start))
+                .ok_or(io::ErrorKind::InvalidInput.into())
+                .map_err(failed("place memory"))?;
+            regions.push(region);
+            let memory = HostRange::whole(Arc::new(map));
+            // See region_of: never unmapped.
+            let _kept = ManuallyDrop::new(memory.clone());
+            let gpa = range.start;
+            ranges.push(RamRange { gpa, memory });
+        }
+        let whole = AddressRange::new(0, layout.last().map_or(0, |range| range.end));
+        let access = GuestMemoryMmap::from_regions(regions)
+            .map_err(|_| io::ErrorKind::InvalidInput.into())
+            .map_err(|source| call_failed("order memory", whole, source))?;
+        Ok(Self { ranges, access })
+    }
+
+    /// The ranges, ascending by guest-physical address: for memslots and DMA mappings.
+    pub fn ranges(&self) -> &[RamRange] {
+        &self.ranges
+    }
+
+    /// Access by guest-physical address.
+    pub fn access(&self) -> &GuestMemoryMmap {
+        &self.access
+    }
+
+    /// Allocates all pages, with `threads` threads at once. Pages that the guest or we have
+    /// written keep their contents.
+    pub fn populate(&self, threads: usize) -> Result<(), MemoryError> {
+        let chunks: Vec<_> = self.ranges.iter().flat_map(chunks).collect();
+        let next = AtomicU64::new(0);
+        let work = || -> Result<(), MemoryError> {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed) as usize;
+                let Some(chunk) = chunks.get(index) else {
+                    return Ok(());
+                };
+                let range = AddressRange::new(chunk.gpa, chunk.gpa + chunk.memory.len());
+                chunk
+                    .memory
+                    .advise(libc::MADV_POPULATE_WRITE)
+                    .map_err(|source| call_failed("allocate memory", range, source))?;
+            }
+        };
+        std::thread::scope(|scope| {
+            let helpers: Vec<_> = (1..threads.max(1)).map(|_| scope.spawn(work)).collect();
+            let mut result = work();
+            for helper in helpers {
+                let theirs = helper.join().unwrap_or(Ok(()));
+                result = result.and(theirs);
+            }
+            result
+        })
+    }
+}
+
+/// Parts of [`POPULATE_CHUNK`] at most.
+fn chunks(range: &RamRange) -> Vec<RamRange> {
+    let mut parts = Vec::new();
+    let mut offset = 0;
+    while offset < range.memory.len() {
+        let len = POPULATE_CHUNK.min(range.memory.len() - offset);
+        if let Some(memory) = range.memory.part(offset, len) {
+            let gpa = range.gpa + offset;
+            parts.push(RamRange { gpa, memory });
+        }
+        offset += len;
+    }
+    parts
+}
+
+fn call_failed(what: &'static str, range: AddressRange, source: io::Error) -> MemoryError {
+    MemoryError::Call {
+        what,
+        range,
+        source,
+    }
+}
+
+fn map_range(range: &AddressRange, backing: Backing) -> io::Result<HostMap> {
+    let alignment = Alignment {
+        modulus: GIB,
+        phase: range.start,
+    };
+    let flags = match backing {
+        Backing::Private => return HostMap::anonymous(range.len(), alignment),
+        Backing::Shared => MFdFlags::empty(),
+        Backing::Huge(HugePages::Size2M) => MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_2MB,
+        Backing::Huge(HugePages::Size1G) => MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_1GB,
+    };
+    let file = File::from(memfd_create(c"guest-ram", flags | MFdFlags::MFD_CLOEXEC)?);
+    file.set_len(range.len())?;
+    HostMap::of_file(file.as_fd(), 0, range.len(), alignment)
+}
+
+/// A view of `map` for vm-memory, which does not own it.
+fn region_of(map: &HostMap) -> io::Result<MmapRegion> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+    let address = map.address() as *mut u8;
+    // SAFETY: `MmapRegion::build_raw` wants a mapping of that length, readable and writable, which
+    // lives as long as the region or any clone of it: the only caller forgets a `HostRange` of
+    // `map`, so it is never unmapped. The flags only describe; nothing here depends on them.
+    unsafe { MmapRegion::build_raw(address, map.len() as usize, protection, flags) }
+        .map_err(|_| io::ErrorKind::InvalidInput.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::Bytes;
+
+    #[test]
+    fn ram_is_congruent_to_its_address_and_readable() {
+        let layout = [
+            AddressRange::new(0, 4 * MIB),
+            AddressRange::new(4 * GIB + 2 * MIB, 4 * GIB + 6 * MIB),
+        ];
+        for backing in [Backing::Shared, Backing::Private] {
+            let ram = GuestRam::map(&layout, backing).unwrap();
+            for (range, wanted) in ram.ranges().iter().zip(&layout) {
+                assert_eq!(range.gpa, wanted.start);
+                assert_eq!(range.memory.address() % GIB, wanted.start % GIB);
+            }
+            let at = GuestAddress(layout[1].end - 8);
+            ram.access().write_obj(7u64, at).unwrap();
+            ram.populate(2).unwrap();
+            assert_eq!(ram.access().read_obj::<u64>(at).unwrap(), 7);
+            assert!(ram.access().write_obj(7u64, GuestAddress(4 * MIB)).is_err());
+        }
+    }
+
+    #[test]
+    fn terabytes_can_be_mapped_without_being_there() {
+        let layout = [AddressRange::new(0, 1228 * GIB)];
+        assert!(GuestRam::map(&layout, Backing::Private).is_ok());
+    }
+
+    #[test]
+    fn shared_memory_is_huge_only_where_a_setting_says_so() {
+        let never = "always within_size advise [never] deny force\n";
+        let advise = "always within_size [advise] never deny force\n";
+        assert!(!shmem_may_be_huge(never, ""));
+        assert!(shmem_may_be_huge(advise, ""));
+        assert!(!shmem_may_be_huge("", ""));
+        let inherit = "always [inherit] within_size advise never\n";
+        assert!(shmem_may_be_huge(advise, inherit));
+        assert!(!shmem_may_be_huge(never, inherit));
+        assert!(shmem_may_be_huge(
+            never,
+            "always inherit within_size [advise] never\n"
+        ));
+        assert!(!shmem_may_be_huge(
+            advise,
+            "always inherit within_size advise [never]\n"
+        ));
+    }
+
+    #[test]
+    fn too_few_huge_pages_are_told_with_the_command_that_reserves_them() {
+        let error = check_huge_pages(1 << 50, HugePages::Size2M).unwrap_err();
+        assert!(error.is_preflight());
+        if let MemoryError::HugePages { .. } = error {
+            assert!(error.to_string().contains("nr_hugepages"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Values of command-line options.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use devices::pci::address::Bdf;
+
+use crate::config::P2p;
+
+/// Bytes, written with a unit: 512M, 64G, 2T.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let unit = text[digits.len()..].to_ascii_lowercase();
+        let unit = unit.strip_suffix("ib").unwrap_or(&unit);
+        let shift = match unit {
+            "k" => 10,
+            "m" => 20,
+            "g" => 30,
+            "t" => 40,
+            "" if !digits.is_empty() => {
+                return Err(format!(
+                    "\"{text}\" has no unit; write {digits}M or {digits}G"
+                ));
+            }
+            _ => return Err(format!("\"{text}\" is not a size such as 512M or 64G")),
+        };
+        let number: u64 = digits
+            .parse()
+            .map_err(|_| format!("\"{text}\" is not a size such as 512M or 64G"))?;
+        number
+            .checked_mul(1 << shift)
+            .map(Self)
+            .ok_or_else(|| format!("\"{text}\" is too large"))
+    }
+}
+
+/// Size of huge pages from the host's pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HugePages {
+    /// 2 MiB.
+    Size2M,
+    /// 1 GiB.
+    Size1G,
+}
+
+impl HugePages {
+    /// Bytes of a page.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Size2M => 2 << 20,
+            Self::Size1G => 1 << 30,
+        }
+    }
+}
+
+/// `--memory SIZE[,hugepages=2M|1G]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryOption {
+    /// Bytes of guest RAM.
+    pub size: Size,
+    /// Back it with reserved huge pages.
+    pub huge_pages: Option<HugePages>,
+}
+
+impl FromStr for MemoryOption {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.split(',');
+        let size = parts.next().unwrap_or_default();
+        let size = size.strip_prefix("size=").unwrap_or(size).parse()?;
+        let mut option = Self {
+            size,
+            huge_pages: None,
+        };
+        for part in parts {
+            match part {
+                "hugepages=2M" => option.huge_pages = Some(HugePages::Size2M),
+                "hugepages=1G" => option.huge_pages = Some(HugePages::Size1G),
+                _ => return Err(format!("\"{part}\" is not known; hugepages=2M or 1G is")),
+            }
+        }
+        Ok(option)
+    }
+}
+
+/// `--cpus N`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpus(pub u32);
+
+impl FromStr for Cpus {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(0) => Err("a guest needs at least 1 vCPU".to_owned()),
+            Ok(cpus) => Ok(Self(cpus)),
+            Err(_) => Err(format!("\"{text}\" is not a number of vCPUs")),
+        }
+    }
+}
+
+/// What `--boot-profile` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BootProfile {
+    /// Lines for people.
+    Table,
+    /// One JSON object.
+    Json,
+}
+
+/// What a guest that switches memory decode off sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Decode {
+    /// The BAR still answers: nothing is torn down (default).
+    #[default]
+    Sticky,
+    /// All ones, as on hardware.
+    Strict,
+}
+
+/// `--vfio BDF[,…]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VfioOption {
+    /// The host device.
+    pub bdf: Bdf,
+    /// Peer-to-peer mappings of its BARs.
+    pub p2p: P2p,
+    /// Memory decode.
+    pub decode: Decode,
+    /// A name for messages.
+    pub id: Option<String>,
+}
+
+impl FromStr for VfioOption {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.split(',');
+        let mut option = Self {
+            bdf: device(parts.next().unwrap_or_default())?,
+            p2p: P2p::default(),
+            decode: Decode::default(),
+            id: None,
+        };
+        for part in parts {
+            match part.split_once('=') {
+                Some(("p2p", value)) => option.p2p = P2p::from_str(value, false)?,
+                Some(("decode", "sticky")) => option.decode = Decode::Sticky,
+                Some(("decode", "strict")) => option.decode = Decode::Strict,
+                // The ROM is never shown for now; refusing is better than a guest without it.
+                Some(("rom", "off")) => {}
+                Some(("rom", _)) => return Err("only rom=off is implemented".to_owned()),
+                Some(("id", name)) if !name.is_empty() => option.id = Some(name.to_owned()),
+                _ => return Err(format!("\"{part}\" is not an option of a device")),
+            }
+        }
+        Ok(option)
+    }
+}
+
+/// A BDF, or a path that ends in one.
+fn device(text: &str) -> Result<Bdf, String> {
+    let name = ["host=", "path=", "bdf="]
+        .iter()
+        .find_map(|prefix| text.strip_prefix(prefix))
+        .unwrap_or(text);
+    let name = match Path::new(name).file_name() {
+        Some(last) if name.contains('/') => last.to_string_lossy().into_owned(),
+        _ => name.to_owned(),
+    };
+    name.parse::<Bdf>().map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_a_unit() {
+        assert_eq!("512M".parse(), Ok(Size(512 << 20)));
+        assert_eq!("64g".parse(), Ok(Size(64 << 30)));
+        assert_eq!("2TiB".parse(), Ok(Size(2 << 40)));
+        assert_eq!("1GiB".parse(), Ok(Size(1 << 30)));
+        for text in ["", "G", "-1G", "1.5G", "1X", "1 G", "99999999999T"] {
+            assert!(text.parse::<Size>().is_err(), "{text:?}");
+        }
+        let error = "4096".parse::<Size>().unwrap_err();
+        assert_eq!(error, "\"4096\" has no unit; write 4096M or 4096G");
+    }
+
+    #[test]
+    fn memory_may_be_of_huge_pages() {
+        let option: MemoryOption = "64G,hugepages=1G".parse().unwrap();
+        assert_eq!(option.huge_pages, Some(HugePages::Size1G));
+        let option: MemoryOption = "size=2G,hugepages=2M".parse().unwrap();
+        assert_eq!(option.size, Size(2 << 30));
+        for text in ["1G,hugepages=4K", "1G,shared=on", "1G,", ",hugepages=2M"] {
+            assert!(text.parse::<MemoryOption>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_device_is_named_in_any_usual_way() {
+        for text in [
+            "41:00.0",
+            "0000:41:00.0",
+            "host=41:00.0",
+            "path=/sys/bus/pci/devices/0000:41:00.0",
+            "/sys/bus/pci/devices/0000:41:00.0/",
+        ] {
+            let option: VfioOption = text.parse().unwrap();
+            assert_eq!(option.bdf.to_string(), "0000:41:00.0", "{text}");
+        }
+    }
+
+    #[test]
+    fn device_options_are_parsed_and_unknown_ones_refused() {
+        let option: VfioOption = "41:00.0,p2p=off,decode=strict,id=gpu0,rom=off"
+            .parse()
+            .unwrap();
+        assert_eq!((option.p2p, option.decode), (P2p::Off, Decode::Strict));
+        assert_eq!(option.id.as_deref(), Some("gpu0"));
+        for text in [
+            "41:00.0,p2p=maybe",
+            "41:00.0,rom=on",
+            "41:00.0,x",
+            "41:00.0,",
+        ] {
+            assert!(text.parse::<VfioOption>().is_err(), "{text}");
+        }
+    }
+}

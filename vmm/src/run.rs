@@ -1,0 +1,177 @@
+//! vCPU threads: they answer exits until the run ends.
+//!
+//! Stopping: [`Stop`] is set first, then every thread is signalled until it has ended. The signal
+//! makes KVM_RUN and a blocked write return with EINTR; one that arrives just before KVM_RUN is
+//! entered is lost, so it is sent again.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use devices::bus::Bus;
+use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+
+use crate::error::Error;
+use crate::kvm::vcpu::{ExitHandler, Pause, Vcpu};
+use crate::stop::{Outcome, Stop};
+
+/// Between two signals to a thread that has not ended yet.
+const KICK_INTERVAL: Duration = Duration::from_micros(200);
+
+/// Called when the kernel has no memory for an address that the guest touched (a device's BAR was
+/// taken away from us), with the guest-physical address where the kernel tells it. Returns whether
+/// the vCPU may try again.
+pub type FaultHandler = Box<dyn Fn(Option<u64>) -> bool + Send + Sync>;
+
+/// What all vCPUs share.
+pub struct VcpuContext {
+    /// I/O ports.
+    pub ports: Bus,
+    /// Trapped memory.
+    pub mmio: Bus,
+    /// The end of the run.
+    pub stop: Arc<Stop>,
+    /// See [`FaultHandler`].
+    pub on_fault: Option<FaultHandler>,
+}
+
+impl ExitHandler for VcpuContext {
+    fn port_read(&self, port: u16, data: &mut [u8]) {
+        self.ports.read(port.into(), data);
+    }
+
+    fn port_write(&self, port: u16, data: &[u8]) {
+        self.ports.write(port.into(), data);
+    }
+
+    fn mmio_read(&self, address: u64, data: &mut [u8]) {
+        self.mmio.read(address, data);
+    }
+
+    fn mmio_write(&self, address: u64, data: &[u8]) {
+        self.mmio.write(address, data);
+    }
+}
+
+/// Running vCPUs. Dropping it stops them.
+pub struct VcpuThreads {
+    threads: Vec<JoinHandle<()>>,
+    stop: Arc<Stop>,
+}
+
+impl VcpuThreads {
+    /// Starts a thread for each of `vcpus`.
+    pub fn start(vcpus: Vec<Vcpu>, context: VcpuContext) -> Result<Self, Error> {
+        extern "C" fn only_interrupt(
+            _: libc::c_int,
+            _: *mut libc::siginfo_t,
+            _: *mut libc::c_void,
+        ) {
+        }
+        register_signal_handler(SIGRTMIN(), only_interrupt)
+            .map_err(|error| io::Error::from_raw_os_error(error.errno()))
+            .map_err(Error::system("install the signal that stops vCPUs"))?;
+        let mut running = Self {
+            threads: Vec::with_capacity(vcpus.len()),
+            stop: Arc::clone(&context.stop),
+        };
+        let context = Arc::new(context);
+        for vcpu in vcpus {
+            let context = Arc::clone(&context);
+            let thread = thread::Builder::new()
+                .name(format!("vcpu{}", vcpu.id()))
+                .spawn(move || run(vcpu, &context));
+            match thread {
+                Ok(thread) => running.threads.push(thread),
+                Err(error) => {
+                    let error = Error::system("start a vCPU's thread")(error);
+                    // Dropping `running` ends the others.
+                    return Err(error);
+                }
+            }
+        }
+        Ok(running)
+    }
+}
+
+impl Drop for VcpuThreads {
+    fn drop(&mut self) {
+        // Without an outcome of its own the run ends here all the same.
+        self.stop.request(Outcome::Quit);
+        while !self.threads.iter().all(JoinHandle::is_finished) {
+            for thread in &self.threads {
+                if !thread.is_finished() {
+                    // Fails for a thread that has ended in between.
+                    let _ = thread.kill(SIGRTMIN());
+                }
+            }
+            thread::sleep(KICK_INTERVAL);
+        }
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has said so (see `Watch`).
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Ends the run if its thread unwinds: a guest with a vCPU missing would hang.
+struct Watch<'a>(&'a Stop);
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.request(Outcome::Failed(Error::System {
+                what: "run a vCPU",
+                source: io::Error::other("its thread panicked"),
+            }));
+        }
+    }
+}
+
+fn run(mut vcpu: Vcpu, context: &VcpuContext) {
+    let _watch = Watch(&context.stop);
+    while !context.stop.is_requested() {
+        let outcome = match vcpu.run(context) {
+            None | Some(Pause::Interrupted) => continue,
+            Some(Pause::MemoryFault(gpa)) => match on_fault(&vcpu, context, gpa) {
+                None => continue,
+                Some(outcome) => outcome,
+            },
+            Some(Pause::Shutdown) => Outcome::Crashed(format!("triple fault at {}", vcpu.place())),
+            Some(Pause::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN)) => Outcome::PoweredOff,
+            Some(Pause::SystemEvent(KVM_SYSTEM_EVENT_RESET)) => Outcome::Reset,
+            Some(Pause::SystemEvent(KVM_SYSTEM_EVENT_CRASH)) => {
+                Outcome::Crashed("it said so".to_owned())
+            }
+            Some(Pause::SystemEvent(kind)) => broken(&vcpu, format!("unknown system event {kind}")),
+            Some(Pause::Broken(text)) => broken(&vcpu, text),
+        };
+        context.stop.request(outcome);
+    }
+}
+
+/// `None` when the vCPU may try again.
+fn on_fault(vcpu: &Vcpu, context: &VcpuContext, gpa: Option<u64>) -> Option<Outcome> {
+    if context
+        .on_fault
+        .as_ref()
+        .is_some_and(|handler| handler(gpa))
+    {
+        return None;
+    }
+    let place = vcpu.place();
+    let text = match gpa {
+        Some(gpa) => format!("no memory behind guest-physical address {gpa:#x}, {place}"),
+        None => format!("no memory behind an address that it touched (EFAULT), {place}"),
+    };
+    Some(broken(vcpu, text))
+}
+
+fn broken(vcpu: &Vcpu, text: String) -> Outcome {
+    Outcome::Failed(Error::Vcpu {
+        id: vcpu.id(),
+        reason: text.into(),
+    })
+}
