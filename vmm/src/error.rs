@@ -10,8 +10,14 @@ use std::io;
 use arch::acpi::AcpiTooLarge;
 use arch::boot::{BootError, ImageError};
 use arch::layout::LayoutError;
+use devices::assign::AssignError;
 use devices::assign::ports::CallError;
+use devices::assign::preflight::PreflightError;
 use devices::bus::BusOverlap;
+use devices::iommu::type1::Type1Error;
+use devices::pci::address::Bdf;
+use devices::pci::ecam::DevfnTaken;
+use devices::pci::place_error::PlaceError;
 
 use crate::config::UsageError;
 use crate::memory::MemoryError;
@@ -87,6 +93,26 @@ pub enum Error {
         /// The kernel's reason.
         source: io::Error,
     },
+    /// A device is not fit to be assigned.
+    #[error(transparent)]
+    Device(#[from] PreflightError),
+    /// The devices' IOMMU cannot be used.
+    #[error(transparent)]
+    Iommu(#[from] Type1Error),
+    /// A device cannot be opened, mapped or installed.
+    #[error(transparent)]
+    Assign(#[from] AssignError),
+    /// A BAR finds no place.
+    #[error("{}cannot place its BARs", device.map(|bdf| format!("{bdf}: ")).unwrap_or_default())]
+    Place {
+        /// The device.
+        device: Option<Bdf>,
+        /// Which BAR and why.
+        source: PlaceError,
+    },
+    /// Two functions at one place of the PCI bus.
+    #[error(transparent)]
+    Slot(#[from] DevfnTaken),
     /// Two devices at one address.
     #[error(transparent)]
     Bus(#[from] BusOverlap),
@@ -118,11 +144,17 @@ impl Error {
             Self::Layout(LayoutError::TooLarge { .. })
             | Self::Kvm { .. }
             | Self::KvmLacks { .. }
+            | Self::Device(_)
+            | Self::Iommu(_)
+            | Self::Place { .. }
             | Self::Host(_) => Class::Preflight,
+            Self::Assign(error) if error.is_preflight() => Class::Preflight,
             Self::Memory(error) if error.is_preflight() => Class::Preflight,
             Self::Memory(_)
             | Self::Call(_)
             | Self::System { .. }
+            | Self::Assign(_)
+            | Self::Slot(_)
             | Self::Bus(_)
             | Self::Vcpu { .. } => Class::Runtime,
         }

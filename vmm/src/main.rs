@@ -8,6 +8,7 @@ mod console;
 mod error;
 mod events;
 mod kvm;
+mod log;
 mod machine;
 mod memory;
 mod options;
@@ -21,7 +22,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use config::{Command, Config};
+use config::Command;
 use error::{Error, chain};
 use profile::Profile;
 use stop::Outcome;
@@ -29,6 +30,7 @@ use stop::Outcome;
 fn main() -> ExitCode {
     let profile = Arc::new(Profile::start());
     terminal::install_panic_hook();
+    log::install();
     let config = match config::parse(std::env::args_os()) {
         Ok(Command::Run(config)) => config,
         Ok(Command::Print(text)) => {
@@ -38,18 +40,15 @@ fn main() -> ExitCode {
         }
         Err(error) => return report(&Outcome::Failed(error.into())),
     };
+    if let Some(wanted) = config.boot_profile {
+        profile.request(wanted);
+    }
     let outcome = match machine::run(&config, &profile) {
         Ok(outcome) => outcome,
         Err(error) => Outcome::Failed(error),
     };
-    print_profile(&config, &profile);
+    profile.finish();
     report(&outcome)
-}
-
-fn print_profile(config: &Config, profile: &Profile) {
-    if let Some(form) = config.boot_profile {
-        eprint!("{}", profile.report(form));
-    }
 }
 
 /// Says what has to be said, and returns the exit code.

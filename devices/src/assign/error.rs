@@ -84,6 +84,20 @@ pub enum AssignError {
 }
 
 impl AssignError {
+    /// Whether the device or the host was not ready, as opposed to a call that failed on the way.
+    pub fn is_preflight(&self) -> bool {
+        match self {
+            Self::Open { .. }
+            | Self::Gone { .. }
+            | Self::NotEndpoint { .. }
+            | Self::Bars { .. }
+            | Self::Ram { .. } => true,
+            Self::OpenThread { .. } | Self::Query { .. } | Self::Mmap { .. } | Self::Install(_) => {
+                false
+            }
+        }
+    }
+
     pub(super) fn query(bdf: Bdf, region: Region) -> impl Fn(CallError) -> Self {
         move |source| Self::Query {
             bdf,

@@ -1,7 +1,9 @@
 //! The machine: everything put together, in the order in which it is built.
 //!
 //! This is the only wiring. Each step is a function of what came before; nothing is looked up
-//! globally. Steps for assigned devices are marked "devices:".
+//! globally. What concerns assigned devices is in [`assigned`].
+
+mod assigned;
 
 use std::io;
 use std::sync::Arc;
@@ -29,11 +31,12 @@ use crate::kvm::routes::VmIrqs;
 use crate::kvm::vcpu::Vcpu;
 use crate::kvm::vm::{self, Host};
 use crate::memory::{self, Backing, GuestRam};
-use crate::profile::Profile;
+use crate::profile::{Profile, ProfiledSlots};
 use crate::run::{VcpuContext, VcpuThreads};
 use crate::signals::Signals;
 use crate::stop::{Outcome, Stop};
 use crate::terminal::RawTerminal;
+use assigned::{Opening, Placed};
 
 /// Builds the machine that `config` describes, runs it, and tells how it ended.
 pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
@@ -55,9 +58,8 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         Host::open(cpus)?
     };
 
-    // devices: open all in parallel; their IOMMU's usable ranges bound guest RAM and BARs.
-    refuse_devices(config)?;
-    let holes: Vec<AddressRange> = Vec::new();
+    let opening = Opening::begin(config, profile)?;
+    let holes = opening.as_ref().map(Opening::holes).unwrap_or_default();
 
     let (phys_bits, guest_phys_bits) = cpuid::address_bits(&host.cpuid);
     let backing = Backing::choose(config.memory.huge_pages);
@@ -67,27 +69,42 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         GuestRam::map(&ram_layout, backing)?
     };
 
-    // devices: place BARs above RAM, in the window that ACPI announces.
-    let mmio64 = default_mmio64(config, &ram_layout, guest_phys_bits);
-
     let vm = {
         let _span = profile.span("create VM");
         host.create_vm(cpus)?
     };
-    let irqs = Arc::new(VmIrqs::new(Arc::clone(&vm), vm::needs_x2apic(cpus)));
+    let irqs = VmIrqs::new(Arc::clone(&vm), vm::needs_x2apic(cpus), profile);
+    let irqs = Arc::new(irqs);
     let slots = Arc::new(VmMemSlots::new(Arc::clone(&vm), host.memslots));
+    let slots: Arc<dyn MemSlots> = match &opening {
+        Some(opening) => Arc::new(opening.iommu().slots(slots)),
+        None => Arc::new(ProfiledSlots::new(slots, profile)),
+    };
     {
         let _span = profile.span("memslots of guest RAM");
         add_ram(slots.as_ref(), &ram)?;
     }
 
-    // devices: mmap areas, memslots, DMA map RAM, `vm::add_vfio_files`, the PCI bus with its host
-    // bridge on ECAM and ports 0xCF8-0xCFF.
+    let placed = match opening {
+        Some(opening) => {
+            opening.map_ram(&ram, profile)?;
+            let opened = opening.finish(profile)?;
+            Some(Placed::new(opened, config, &ram_layout, guest_phys_bits)?)
+        }
+        None => None,
+    };
+    let mmio64 = placed.as_ref().and_then(Placed::mmio64);
+    let installed = {
+        let _span = profile.span("install BARs");
+        let install = |placed: Placed| placed.install(&vm, &slots, &irqs);
+        placed.map(install).transpose()?
+    };
 
     let console = serial_console(&irqs)?;
     let mut ports = Bus::new();
     add_ports(&mut ports, &console, &stop, profile)?;
-    let mmio = Bus::new();
+    let mut mmio = Bus::new();
+    assigned::add_to_buses(installed.as_ref(), &mut mmio, &mut ports, profile)?;
 
     let entry = {
         let _span = profile.span("load kernel");
@@ -112,13 +129,12 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         .map_err(Error::system("create a timer"))?;
     events.add(Box::new(input));
 
-    profile.mark("vCPUs start");
     let context = VcpuContext {
         ports,
         mmio,
         stop: Arc::clone(&stop),
-        // devices: restore what a device lost, then let the vCPU try again.
         on_fault: None,
+        profile: Arc::clone(profile),
     };
     let threads = VcpuThreads::start(vcpus, context)?;
     let ended = events.run();
@@ -128,20 +144,6 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     console.flush();
     ended?;
     Ok(stop.take().unwrap_or(Outcome::Quit))
-}
-
-/// Device assignment is wired in here; until it is, asking for it is an error.
-fn refuse_devices(config: &Config) -> Result<(), Error> {
-    match config.vfio.first() {
-        None => Ok(()),
-        Some(device) => {
-            let text = format!(
-                "cannot assign {}: this build has no device assignment yet",
-                device.bdf
-            );
-            Err(Error::Host(text))
-        }
-    }
 }
 
 fn lay_out_ram(
@@ -155,24 +157,6 @@ fn lay_out_ram(
         memory::check_huge_pages(size, pages)?;
     }
     Ok(layout::ram_ranges(size, backing.granule(), holes, limit)?)
-}
-
-/// The 64-bit window of a machine whose devices do not ask for more: above RAM, as large as
-/// asked for or 64 GiB, if the address width leaves room.
-fn default_mmio64(
-    config: &Config,
-    ram: &[AddressRange],
-    guest_phys_bits: u8,
-) -> Option<AddressRange> {
-    let size = config.mmio64_size.map_or(64 * layout::GIB, |size| size.0);
-    let above = ram.last().map_or(0, |range| range.end).max(4 * layout::GIB);
-    let mut start = above.next_multiple_of(layout::GIB);
-    let hole = layout::HYPERTRANSPORT_HOLE;
-    if start < hole.end && start + size > hole.start {
-        start = hole.end;
-    }
-    let end = start.checked_add(size)?;
-    (end <= 1 << guest_phys_bits).then_some(AddressRange::new(start, end))
 }
 
 fn add_ram(slots: &dyn MemSlots, ram: &GuestRam) -> Result<(), Error> {
