@@ -211,6 +211,33 @@ fn peer_to_peer_is_mapped_only_when_there_is_a_peer_or_it_is_asked_for() {
 }
 
 #[test]
+fn a_bar_that_is_kept_trapped_has_no_slot_and_reaches_the_device() {
+    let mut options = DeviceOptions::default();
+    options.trapped[2] = true;
+    let rig = Rig::new(vec![FakeDeviceSpec::gpu(bdf(1), 16 * GIB)], options);
+    rig.write_command(0, MEM);
+    let home = rig.placed(0, 2);
+    assert_eq!(rig.slot_at(home), None);
+    let windows = rig.assignment.memory_windows();
+    let (range, window) = windows.iter().find(|(r, _)| r.contains(home)).unwrap();
+    crate::bus::BusDevice::write(window.as_ref(), home - range.start() + 8, &[7]);
+    let mut data = [0; 2];
+    crate::bus::BusDevice::read(window.as_ref(), home - range.start() + 8, &mut data);
+    assert_eq!(data, [7, 0]);
+}
+
+#[test]
+fn a_bar_with_a_fixed_address_gets_it() {
+    let mut options = DeviceOptions::default();
+    options.fixed[2] = Some(1024 * GIB);
+    let rig = Rig::new(vec![FakeDeviceSpec::gpu(bdf(1), 16 * GIB)], options);
+    assert_eq!(rig.placed(0, 2), 1024 * GIB);
+    rig.write_command(0, MEM);
+    assert!(rig.slot_at(1024 * GIB).is_some());
+    assert!(rig.answers_at(1024 * GIB).is_some());
+}
+
+#[test]
 fn an_io_bar_answers_at_its_port_while_decode_is_on() {
     let spec = FakeDeviceSpec::bare(bdf(1)).bar(1, BarKind::Io, 8);
     let rig = Rig::new(vec![spec], DeviceOptions::default());

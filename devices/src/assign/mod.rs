@@ -46,7 +46,7 @@ use crate::pci::address::Bdf;
 use crate::pci::bar::BarInfo;
 use crate::pci::image;
 use crate::pci::place::{PlaceRequest, Placement};
-use crate::pci::spec::Reg;
+use crate::pci::spec::{BAR_COUNT, Reg};
 use crate::range::Range;
 use commit::{BarEngine, EngineBar};
 use config::ConfigSpace;
@@ -74,6 +74,10 @@ pub struct DeviceOptions {
     pub peer_to_peer: PeerToPeer,
     /// With memory decode off its BARs read as all ones, instead of staying readable.
     pub strict_decode: bool,
+    /// BARs that are not mapped into the guest: every access traps.
+    pub trapped: [bool; BAR_COUNT],
+    /// Guest-physical addresses that BARs must have.
+    pub fixed: [Option<u64>; BAR_COUNT],
 }
 
 /// The kernel's side of all devices.
@@ -104,14 +108,15 @@ pub struct Assignment {
 }
 
 /// The BARs of all `devices`, to be placed.
-pub fn place_requests(devices: &[SizedDevice]) -> Vec<PlaceRequest> {
+pub fn place_requests(devices: &[SizedDevice], options: &[DeviceOptions]) -> Vec<PlaceRequest> {
     let numbered = devices.iter().enumerate();
     numbered
         .flat_map(|(device, sized)| {
+            let fixed = options.get(device).copied().unwrap_or_default().fixed;
             sized.bars.iter().map(move |bar| PlaceRequest {
                 device,
                 bar: bar.info,
-                fixed: None,
+                fixed: fixed.get(usize::from(bar.info.index)).copied().flatten(),
             })
         })
         .collect()
@@ -182,13 +187,18 @@ fn engine(
     for (number, device) in devices.iter().enumerate() {
         let options = options.get(number).copied().unwrap_or_default();
         for bar in &device.bars {
+            let trapped = options.trapped.get(usize::from(bar.info.index));
+            let areas = match trapped {
+                Some(true) => Vec::new(),
+                _ => map::map_bar(device, bar)?,
+            };
             bars.push(EngineBar {
                 device: number,
                 bdf: device.bdf,
                 info: bar.info,
                 address: placement.address(number, bar.info.index).unwrap_or(0),
                 strict: options.strict_decode,
-                areas: map::map_bar(device, bar)?,
+                areas,
             });
         }
     }

@@ -62,7 +62,8 @@ impl Rig {
             reserved: Vec::new(),
             mmio64_size: None,
         };
-        let placement = place(&place_requests(&devices), &space).unwrap();
+        let options = vec![options; devices.len()];
+        let placement = place(&place_requests(&devices, &options), &space).unwrap();
         let windows = BarWindows {
             memory: [Some(placement.mmio32), placement.mmio64]
                 .into_iter()
@@ -70,7 +71,6 @@ impl Rig {
                 .collect(),
             io: space.io,
         };
-        let options = vec![options; devices.len()];
         let assignment = Assignment::new(
             devices,
             &options,

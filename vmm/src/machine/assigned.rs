@@ -19,6 +19,7 @@ use devices::pci::address::Bdf;
 use devices::pci::ecam::{ConfigPorts, Ecam, PciBus};
 use devices::pci::host_bridge::HostBridge;
 use devices::pci::place::{Placement, Windows, place};
+use devices::pci::spec::BAR_COUNT;
 use devices::range::Range;
 use kvm_ioctls::{DeviceFd, VmFd};
 
@@ -27,7 +28,7 @@ use crate::error::Error;
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
 use crate::memory::GuestRam;
-use crate::options::{Decode, VfioOption};
+use crate::options::{BarAddress, Decode, VfioOption};
 use crate::profile::{Profile, ProfiledFunction, ProfiledIommu};
 
 /// Slots of the root bus: 0 is the host bridge's.
@@ -143,7 +144,8 @@ impl Placed {
         ram: &[AddressRange],
         guest_phys_bits: u8,
     ) -> Result<Self, Error> {
-        let options: Vec<_> = config.vfio.iter().map(device_options).collect();
+        let options = config.vfio.iter().map(device_options);
+        let options = options.collect::<Result<Vec<_>, _>>()?;
         let reachable = |option: &DeviceOptions| option.peer_to_peer != PeerToPeer::Off;
         let windows = Windows {
             mmio32: from_arch(&layout::MMIO32),
@@ -154,7 +156,7 @@ impl Placed {
             reserved: Vec::new(),
             mmio64_size: config.mmio64_size.map(|size| size.0),
         };
-        let placed = place(&place_requests(&opened.devices), &windows);
+        let placed = place(&place_requests(&opened.devices, &options), &windows);
         let placement = placed.map_err(|source| {
             let device = source.bar().and_then(|bar| opened.devices.get(bar.device));
             Error::Place {
@@ -259,15 +261,33 @@ fn slot(number: usize) -> u8 {
     number as u8 + 1
 }
 
-fn device_options(option: &VfioOption) -> DeviceOptions {
-    DeviceOptions {
+fn device_options(option: &VfioOption) -> Result<DeviceOptions, Error> {
+    let mut fixed = [None; BAR_COUNT];
+    for ((bar, wanted), address) in (0..).zip(&option.fixed).zip(&mut fixed) {
+        *address = match wanted {
+            None => None,
+            Some(BarAddress::At(address)) => Some(*address),
+            Some(BarAddress::Host) => Some(host_address(option.bdf, bar)?),
+        };
+    }
+    Ok(DeviceOptions {
         peer_to_peer: match option.p2p {
             P2p::Auto => PeerToPeer::Auto,
             P2p::On => PeerToPeer::On,
             P2p::Off => PeerToPeer::Off,
         },
         strict_decode: option.decode == Decode::Strict,
-    }
+        trapped: option.trapped,
+        fixed,
+    })
+}
+
+fn host_address(bdf: Bdf, bar: u8) -> Result<u64, Error> {
+    Sysfs::default().bar_address(bdf, bar).ok_or_else(|| {
+        Error::Host(format!(
+            "{bdf}: bar{bar}=host: the device has no BAR {bar}, or the host gave it no address"
+        ))
+    })
 }
 
 fn io_window() -> Range {
