@@ -23,6 +23,7 @@ use devices::pci::spec::BAR_COUNT;
 use devices::range::Range;
 use kvm_ioctls::{DeviceFd, VmFd};
 
+use super::slots::guest_addresses;
 use crate::config::{Config, P2p};
 use crate::error::Error;
 use crate::kvm::routes::VmIrqs;
@@ -31,14 +32,12 @@ use crate::memory::GuestRam;
 use crate::options::{BarAddress, Decode, VfioOption};
 use crate::profile::{Profile, ProfiledFunction, ProfiledIommu};
 
-/// Slots of the root bus: 0 is the host bridge's.
-const MAX_DEVICES: usize = 31;
-
 /// Devices that are being opened, each in a thread of its own, while the VM is built.
 pub struct Opening {
     iommu: Arc<ProfiledIommu>,
     usable: Vec<Range>,
     bdfs: Vec<Bdf>,
+    devfns: Vec<u8>,
     thread: JoinHandle<Result<Vec<SizedDevice>, AssignError>>,
 }
 
@@ -50,13 +49,12 @@ impl Opening {
         if bdfs.is_empty() {
             return Ok(None);
         }
-        if bdfs.len() > MAX_DEVICES {
-            let text = format!(
-                "{} devices are more than the {MAX_DEVICES} that the guest's PCI bus has slots for",
-                bdfs.len()
-            );
-            return Err(Error::Host(text));
-        }
+        let devfns = guest_addresses(&bdfs).ok_or_else(|| {
+            let count = bdfs.len();
+            Error::Host(format!(
+                "{count} devices are more than the guest's PCI bus has slots for (31)"
+            ))
+        })?;
         let groups = {
             let _span = profile.span("check devices");
             preflight::check(&Sysfs::default(), &bdfs)?
@@ -79,6 +77,7 @@ impl Opening {
             iommu,
             usable,
             bdfs,
+            devfns,
             thread,
         }))
     }
@@ -118,6 +117,7 @@ impl Opening {
             devices: self.thread.join().unwrap_or_else(died)?,
             iommu: self.iommu,
             usable: self.usable,
+            devfns: self.devfns,
         })
     }
 }
@@ -127,6 +127,7 @@ pub struct Opened {
     iommu: Arc<ProfiledIommu>,
     usable: Vec<Range>,
     devices: Vec<SizedDevice>,
+    devfns: Vec<u8>,
 }
 
 /// Opened devices whose BARs have their addresses.
@@ -203,6 +204,8 @@ impl Placed {
             memory: memory.into_iter().flatten().collect(),
             io: io_window(),
         };
+        let devfns = self.opened.devfns;
+        let slot = |number: usize| devfns.get(number).copied().unwrap_or(0) >> 3;
         let assignment = Assignment::new(
             self.opened.devices,
             &self.options,
@@ -214,6 +217,7 @@ impl Placed {
         )?;
         Ok(Installed {
             assignment,
+            devfns,
             _vfio: vfio,
         })
     }
@@ -222,6 +226,8 @@ impl Placed {
 /// Devices that the guest can reach.
 pub struct Installed {
     assignment: Assignment,
+    /// Where each sits on the root bus.
+    devfns: Vec<u8>,
     /// Closing it would undo KVM's registration of the devices.
     _vfio: DeviceFd,
 }
@@ -237,10 +243,11 @@ pub fn add_to_buses(
     let mut bus = PciBus::new();
     bus.insert(0, Arc::new(HostBridge::new()))?;
     if let Some(installed) = installed {
-        for (number, function) in installed.assignment.functions().iter().enumerate() {
+        let functions = installed.assignment.functions();
+        for (devfn, function) in installed.devfns.iter().zip(functions) {
             let bdf = function.bdf();
             let watched = ProfiledFunction::new(Arc::clone(function) as _, bdf, profile);
-            bus.insert(slot(number) << 3, Arc::new(watched))?;
+            bus.insert(*devfn, Arc::new(watched))?;
         }
         for (range, window) in installed.assignment.memory_windows() {
             mmio.insert(range, window)?;
@@ -254,11 +261,6 @@ pub fn add_to_buses(
     let range = Range::from_bounds(start, start + ConfigPorts::LEN);
     ports.insert(range, Arc::new(ConfigPorts::new(bus)))?;
     Ok(())
-}
-
-/// Slot of device `number` on the root bus.
-fn slot(number: usize) -> u8 {
-    number as u8 + 1
 }
 
 fn device_options(option: &VfioOption) -> Result<DeviceOptions, Error> {

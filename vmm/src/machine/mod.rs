@@ -4,6 +4,7 @@
 //! globally. What concerns assigned devices is in [`assigned`].
 
 mod assigned;
+mod slots;
 
 use std::io;
 use std::sync::Arc;
