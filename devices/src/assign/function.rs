@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::commit::BarEngine;
+use super::commit::{BarEngine, ROM};
 use super::config::{ConfigSpace, Owner};
 use super::irq::Interrupts;
 use super::ports::{CallError, Region, VfioDevice};
@@ -34,6 +34,8 @@ pub struct AssignedFunction {
     /// MSI-X table and PBA: the BAR and the bytes in it.
     table: Option<(u8, Range)>,
     pba: Option<(u8, Range)>,
+    /// Contents of the expansion ROM, if it is shown.
+    rom: Option<Arc<[u8]>>,
     registers: Mutex<Registers>,
     limit: RateLimit,
 }
@@ -56,9 +58,16 @@ impl AssignedFunction {
             engine,
             table: located.map(|((table, _), (bar, _))| (bar, table)),
             pba: located.map(|((_, pba), (_, bar))| (bar, pba)),
+            rom: None,
             registers: Mutex::new(Registers { config, irq }),
             limit: RateLimit::default(),
         }
+    }
+
+    /// Shows `rom` as the contents of the expansion ROM.
+    pub fn with_rom(mut self, rom: Option<Arc<[u8]>>) -> Self {
+        self.rom = rom;
+        self
     }
 
     /// The device's host address.
@@ -68,6 +77,9 @@ impl AssignedFunction {
 
     /// Reads `data.len()` (1 to 8) bytes at `offset` of `bar`.
     pub fn read_bar(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        if bar == ROM {
+            return self.read_rom(offset, data);
+        }
         for (part, place) in self.parts(bar, offset, data.len()) {
             let Some(bytes) = data.get_mut(part) else {
                 continue;
@@ -85,8 +97,20 @@ impl AssignedFunction {
         }
     }
 
-    /// Writes `data` (1 to 8 bytes) at `offset` of `bar`.
+    /// All ones behind the end of the contents.
+    fn read_rom(&self, offset: u64, data: &mut [u8]) {
+        let rom = self.rom.as_deref().unwrap_or_default();
+        for (byte, at) in data.iter_mut().zip(offset..) {
+            let at = usize::try_from(at).unwrap_or(usize::MAX);
+            *byte = rom.get(at).copied().unwrap_or(0xff);
+        }
+    }
+
+    /// Writes `data` (1 to 8 bytes) at `offset` of `bar`. A ROM takes none.
     pub fn write_bar(&self, bar: u8, offset: u64, data: &[u8]) {
+        if bar == ROM {
+            return;
+        }
         for (part, place) in self.parts(bar, offset, data.len()) {
             let Some(bytes) = data.get(part) else {
                 continue;
@@ -170,6 +194,10 @@ impl AssignedFunction {
             Owner::Command => self.write_command(registers, offset, data),
             Owner::Bars => {
                 registers.config.write_bars(offset, data);
+                self.commit(registers);
+            }
+            Owner::Rom => {
+                registers.config.write_rom(offset, data);
                 self.commit(registers);
             }
             Owner::Msi => {

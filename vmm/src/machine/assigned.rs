@@ -8,6 +8,7 @@ use arch::layout::{self, AddressRange};
 use devices::assign::irq::IrqPorts;
 use devices::assign::open::open_all;
 use devices::assign::ports::{IommuBackend, MemSlots};
+use devices::assign::rom::RomSource;
 use devices::assign::{
     AssignError, Assignment, BarWindows, DeviceOptions, PeerToPeer, Ports, SizedDevice, map,
     place_requests, preflight,
@@ -24,13 +25,16 @@ use devices::range::Range;
 use kvm_ioctls::{DeviceFd, VmFd};
 
 use super::slots::guest_addresses;
-use crate::config::{Config, P2p};
+use crate::config::{Config, P2p, UsageError};
 use crate::error::Error;
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
 use crate::memory::GuestRam;
-use crate::options::{BarAddress, Decode, VfioOption};
+use crate::options::{BarAddress, Decode, RomOption, VfioOption};
 use crate::profile::{Profile, ProfiledFunction, ProfiledIommu};
+
+/// The largest file that is taken for an expansion ROM.
+const ROM_MAX: usize = 16 << 20;
 
 /// Devices that are being opened, each in a thread of its own, while the VM is built.
 pub struct Opening {
@@ -108,13 +112,20 @@ impl Opening {
         Ok(map::map_ram(self.iommu.as_ref(), &blocks)?)
     }
 
-    /// Waits until all devices are open.
-    pub fn finish(self, profile: &Profile) -> Result<Opened, Error> {
+    /// Waits until all devices are open; adds to them what the options ask for.
+    pub fn finish(self, config: &Config, profile: &Profile) -> Result<Opened, Error> {
         let _span = profile.span("wait for devices");
         let first = self.bdfs.first().copied().unwrap_or_default();
         let died = |_| Err(AssignError::OpenThread { bdf: first });
+        let mut devices = self.thread.join().unwrap_or_else(died)?;
+        for (device, option) in devices.iter_mut().zip(&config.vfio) {
+            device.load_rom(&rom_source(&option.rom)?)?;
+            if let Some(clique) = option.clique {
+                device.add_clique(clique)?;
+            }
+        }
         Ok(Opened {
-            devices: self.thread.join().unwrap_or_else(died)?,
+            devices,
             iommu: self.iommu,
             usable: self.usable,
             devfns: self.devfns,
@@ -281,6 +292,30 @@ fn device_options(option: &VfioOption) -> Result<DeviceOptions, Error> {
         strict_decode: option.decode == Decode::Strict,
         trapped: option.trapped,
         fixed,
+    })
+}
+
+fn rom_source(option: &RomOption) -> Result<RomSource, Error> {
+    Ok(match option {
+        RomOption::Off => RomSource::Off,
+        RomOption::On => RomSource::Device,
+        RomOption::File(path) => match std::fs::read(path) {
+            Ok(bytes) if !bytes.is_empty() && bytes.len() <= ROM_MAX => {
+                RomSource::Bytes(bytes.into())
+            }
+            Ok(bytes) => {
+                return Err(UsageError(format!(
+                    "{}: {} bytes are no expansion ROM: 1 byte to 16 MiB are",
+                    path.display(),
+                    bytes.len()
+                ))
+                .into());
+            }
+            Err(error) => {
+                let text = format!("cannot read the expansion ROM {}: {error}", path.display());
+                return Err(UsageError(text).into());
+            }
+        },
     })
 }
 

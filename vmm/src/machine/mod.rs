@@ -89,7 +89,7 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let placed = match opening {
         Some(opening) => {
             opening.map_ram(&ram, profile)?;
-            let opened = opening.finish(profile)?;
+            let opened = opening.finish(config, profile)?;
             Some(Placed::new(opened, config, &ram_layout, guest_phys_bits)?)
         }
         None => None,
