@@ -7,11 +7,12 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use vmm_sys_util::eventfd::EventFd;
 
 use super::commit::{BarEngine, ROM};
 use super::config::{ConfigSpace, Owner};
 use super::irq::Interrupts;
-use super::ports::{CallError, Region, VfioDevice};
+use super::ports::{CallError, IrqIndex, IrqRequest, Region, VfioDevice};
 use super::reset::{concerns_device, forward_command, reset_function};
 use crate::pci::address::Bdf;
 use crate::pci::ecam::PciFunction;
@@ -95,6 +96,25 @@ impl AssignedFunction {
                 }
             }
         }
+    }
+
+    /// Has the kernel signal an event of the device through the returned eventfd; `None` when it
+    /// does not offer this kind ([`IrqIndex::Error`], [`IrqIndex::Request`]) for the device.
+    pub fn watch(&self, kind: IrqIndex) -> Result<Option<EventFd>, CallError> {
+        if self.device.irq_info(kind)?.count == 0 {
+            return Ok(None);
+        }
+        let fd = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
+        let fd = fd.map_err(|source| CallError {
+            call: "eventfd",
+            source,
+        })?;
+        self.device.set_irqs(&IrqRequest::Trigger {
+            index: kind,
+            start: 0,
+            fds: &[Some(&fd)],
+        })?;
+        Ok(Some(fd))
     }
 
     /// All ones behind the end of the contents.

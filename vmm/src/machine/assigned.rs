@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use arch::layout::{self, AddressRange};
+use devices::assign::function::AssignedFunction;
 use devices::assign::irq::IrqPorts;
 use devices::assign::open::open_all;
 use devices::assign::ports::{IommuBackend, MemSlots};
@@ -243,6 +244,13 @@ pub struct Installed {
     _vfio: DeviceFd,
 }
 
+impl Installed {
+    /// The functions, in the order of the command line.
+    pub fn functions(&self) -> &[Arc<AssignedFunction>] {
+        self.assignment.functions()
+    }
+}
+
 /// The PCI bus: host bridge, assigned functions, configuration space by ECAM and by port, and the
 /// windows in which BARs trap.
 pub fn add_to_buses(
@@ -254,7 +262,7 @@ pub fn add_to_buses(
     let mut bus = PciBus::new();
     bus.insert(0, Arc::new(HostBridge::new()))?;
     if let Some(installed) = installed {
-        let functions = installed.assignment.functions();
+        let functions = installed.functions();
         for (devfn, function) in installed.devfns.iter().zip(functions) {
             let bdf = function.bdf();
             let watched = ProfiledFunction::new(Arc::clone(function) as _, bdf, profile);
