@@ -13,8 +13,8 @@ use crate::pci::caps::{AnyCapId, Capabilities};
 use crate::pci::image;
 use crate::pci::rom::RomRegister;
 use crate::pci::spec::{
-    BAR_COUNT, Command, DevCap, FIRST_CAP, FIRST_EXT_CAP, PmControl, PowerState, Reg, Type0Header,
-    msix, pcie, pm,
+    BAR_COUNT, Command, DevCap, FIRST_CAP, FIRST_EXT_CAP, PmControl, PowerState, Reg, Status,
+    Type0Header, msix, pcie, pm,
 };
 
 /// Who answers for a byte of configuration space.
@@ -26,6 +26,8 @@ pub enum Owner {
     Scratch,
     /// COMMAND.
     Command,
+    /// STATUS: the device's, but for the bit that tells of a capability list.
+    Status,
     /// The six BAR registers.
     Bars,
     /// The expansion ROM's register.
@@ -180,6 +182,13 @@ impl ConfigSpace {
         self.msi_offset
     }
 
+    /// STATUS of the device as the guest reads it.
+    pub fn present_status(&self, physical: u16) -> u16 {
+        let shown = image::read_u16(&self.shadow, Reg::STATUS.offset());
+        let list = Status::CAP_LIST.bits();
+        (physical & !list) | (shown & list)
+    }
+
     /// COMMAND as the guest last wrote it.
     pub fn command(&self) -> Command {
         let raw = image::read_u16(&self.shadow, Reg::COMMAND.offset());
@@ -265,6 +274,7 @@ fn owners(setup: &ConfigSetup<'_>) -> Vec<Owner> {
     };
     own(0, FIRST_CAP, Owner::Fixed);
     own(Reg::COMMAND.offset(), 2, Owner::Command);
+    own(Reg::STATUS.offset(), 2, Owner::Status);
     own(Reg::CACHE_LINE_SIZE.offset(), 2, Owner::Scratch);
     own(Reg::BAR0.offset(), 4 * BAR_COUNT as u16, Owner::Bars);
     own(Reg::ROM.offset(), 4, Owner::Rom);

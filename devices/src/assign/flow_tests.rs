@@ -316,3 +316,19 @@ fn a_clique_is_refused_on_another_vendor() {
         );
     });
 }
+
+#[test]
+fn status_is_the_devices_with_the_guests_capability_list() {
+    let rig = two_gpus();
+    let device = rig.kernel.device(bdf(1)).unwrap();
+    device.set_physical_config(6, &[0x08, 0x80]);
+    assert_eq!(
+        rig.read_config(0, 4) >> 16,
+        0x8018,
+        "interrupt, parity, list"
+    );
+    rig.kernel.take_log();
+    rig.write_config(0, 7, &[0x80]);
+    let wrote = Event::ConfigWrite(bdf(1), 7, vec![0x80]);
+    assert_eq!(rig.kernel.take_log(), [wrote], "written 1 clears it there");
+}

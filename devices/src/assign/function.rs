@@ -197,10 +197,12 @@ impl AssignedFunction {
                 let cap = registers.config.msi_offset();
                 registers.irq.read_msi(offset - cap, data);
             }
-            Owner::MsixControl => {
-                let control = registers.irq.msix_control().to_le_bytes();
-                let cut = control.iter().skip(usize::from(offset & 1));
-                data.iter_mut().zip(cut).for_each(|(to, from)| *to = *from);
+            Owner::MsixControl => put(data, offset, registers.irq.msix_control()),
+            Owner::Status => {
+                let mut raw = [0xff; 2];
+                self.read_physical(offset & !1, &mut raw);
+                let status = registers.config.present_status(u16::from_le_bytes(raw));
+                put(data, offset, status);
             }
             Owner::Device | Owner::DeviceControl => self.read_physical(offset, data),
             _ => registers.config.read_shadow(offset, data),
@@ -231,7 +233,7 @@ impl AssignedFunction {
             }
             Owner::PowerControl => self.write_power_control(registers, offset, data),
             Owner::DeviceControl => self.write_device_control(registers, offset, data),
-            Owner::Device => self.write_physical(offset, data),
+            Owner::Device | Owner::Status => self.write_physical(offset, data),
         }
     }
 
@@ -317,6 +319,13 @@ impl AssignedFunction {
         }
         self.commit(registers);
     }
+}
+
+/// Fills `data`, which begins at `offset` of a word-aligned register, from the register's `value`.
+fn put(data: &mut [u8], offset: u16, value: u16) {
+    let bytes = value.to_le_bytes();
+    let part = bytes.iter().skip(usize::from(offset & 1));
+    data.iter_mut().zip(part).for_each(|(to, from)| *to = *from);
 }
 
 /// `old` with `data` written over its bytes from `at` on.
