@@ -99,6 +99,7 @@ impl Guest {
         let options = DeviceOptions {
             peer_to_peer: PeerToPeer::On,
             strict_decode: strict,
+            ..DeviceOptions::default()
         };
         let rig = Rig::new(vec![spec(1), spec(2)], options);
         let placed = [rig.placed(0, BAR), rig.placed(1, BAR)];

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::commit::BarKey;
 use super::irq::IrqPorts;
 use super::ports::{IommuBackend, MemSlots};
-use super::{Assignment, BarWindows, DeviceOptions, Ports, place_requests};
+use super::{Assignment, BarWindows, DeviceOptions, Ports, SizedDevice, place_requests};
 use crate::assign::open::open_all;
 use crate::fake::{FakeDeviceSpec, FakeKernel};
 use crate::pci::address::Bdf;
@@ -47,12 +47,22 @@ pub fn ports(kernel: &Arc<FakeKernel>) -> Ports {
 
 impl Rig {
     pub fn new(specs: Vec<FakeDeviceSpec>, options: DeviceOptions) -> Self {
+        Self::with(specs, options, |_| ())
+    }
+
+    /// The same with every opened device adjusted before it is placed.
+    pub fn with(
+        specs: Vec<FakeDeviceSpec>,
+        options: DeviceOptions,
+        adjust: impl Fn(&mut SizedDevice),
+    ) -> Self {
         let bdfs: Vec<Bdf> = specs.iter().map(|spec| spec.bdf).collect();
         let kernel = FakeKernel::new(specs);
         let ram = HostMap::anonymous(RAM.len(), Alignment::PAGE).unwrap();
         kernel.set(0, &HostRange::whole(Arc::new(ram))).unwrap();
         let ports = ports(&kernel);
-        let devices = open_all(ports.iommu.as_ref(), &bdfs).unwrap();
+        let mut devices = open_all(ports.iommu.as_ref(), &bdfs).unwrap();
+        devices.iter_mut().for_each(adjust);
         let space = Windows {
             mmio32: Range::from_bounds(0xd000_0000, 0xfec0_0000),
             io: Range::from_bounds(0x1000, 0x1_0000),
@@ -62,7 +72,8 @@ impl Rig {
             reserved: Vec::new(),
             mmio64_size: None,
         };
-        let placement = place(&place_requests(&devices), &space).unwrap();
+        let options = vec![options; devices.len()];
+        let placement = place(&place_requests(&devices, &options), &space).unwrap();
         let windows = BarWindows {
             memory: [Some(placement.mmio32), placement.mmio64]
                 .into_iter()
@@ -70,7 +81,6 @@ impl Rig {
                 .collect(),
             io: space.io,
         };
-        let options = vec![options; devices.len()];
         let assignment = Assignment::new(
             devices,
             &options,

@@ -63,6 +63,14 @@ impl FakeDevice {
         self.config.lock().clone()
     }
 
+    /// Changes the physical configuration space, as a device does by itself.
+    pub fn set_physical_config(&self, offset: usize, data: &[u8]) {
+        let mut config = self.config.lock();
+        if let Some(bytes) = config.get_mut(offset..offset + data.len()) {
+            bytes.copy_from_slice(data);
+        }
+    }
+
     /// Which vectors of a kind are armed.
     pub fn armed(&self, index: IrqIndex) -> Vec<bool> {
         self.armed.lock().get(&index).cloned().unwrap_or_default()

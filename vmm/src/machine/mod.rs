@@ -4,6 +4,7 @@
 //! globally. What concerns assigned devices is in [`assigned`].
 
 mod assigned;
+mod slots;
 
 use std::io;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::Config;
 use crate::console::{Console, ConsolePort, Output};
+use crate::device_events::DeviceEvents;
 use crate::error::Error;
 use crate::events::EventLoop;
 use crate::kvm::memslots::{self, VmMemSlots};
@@ -31,7 +33,7 @@ use crate::kvm::routes::VmIrqs;
 use crate::kvm::vcpu::Vcpu;
 use crate::kvm::vm::{self, Host};
 use crate::memory::{self, Backing, GuestRam};
-use crate::profile::Profile;
+use crate::profile::{Profile, ProfiledSlots};
 use crate::run::{VcpuContext, VcpuThreads};
 use crate::signals::Signals;
 use crate::stop::{Outcome, Stop};
@@ -73,8 +75,13 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         let _span = profile.span("create VM");
         host.create_vm(cpus)?
     };
-    let irqs = Arc::new(VmIrqs::new(Arc::clone(&vm), vm::needs_x2apic(cpus)));
+    let irqs = VmIrqs::new(Arc::clone(&vm), vm::needs_x2apic(cpus), profile);
+    let irqs = Arc::new(irqs);
     let slots = Arc::new(VmMemSlots::new(Arc::clone(&vm), host.memslots));
+    let slots: Arc<dyn MemSlots> = match &opening {
+        Some(opening) => Arc::new(opening.iommu().slots(slots)),
+        None => Arc::new(ProfiledSlots::new(slots, profile)),
+    };
     {
         let _span = profile.span("memslots of guest RAM");
         add_ram(slots.as_ref(), &ram)?;
@@ -83,7 +90,7 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let placed = match opening {
         Some(opening) => {
             opening.map_ram(&ram, profile)?;
-            let opened = opening.finish(profile)?;
+            let opened = opening.finish(config, profile)?;
             Some(Placed::new(opened, config, &ram_layout, guest_phys_bits)?)
         }
         None => None,
@@ -99,7 +106,7 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let mut ports = Bus::new();
     add_ports(&mut ports, &console, &stop, profile)?;
     let mut mmio = Bus::new();
-    assigned::add_to_buses(installed.as_ref(), &mut mmio, &mut ports)?;
+    assigned::add_to_buses(installed.as_ref(), &mut mmio, &mut ports, profile)?;
 
     let entry = {
         let _span = profile.span("load kernel");
@@ -123,13 +130,18 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let input = Console::new(Arc::clone(&console), terminal.is_some(), Arc::clone(&stop))
         .map_err(Error::system("create a timer"))?;
     events.add(Box::new(input));
+    if let Some(installed) = &installed {
+        let (stop, profile) = (Arc::clone(&stop), Arc::clone(profile));
+        let watched = DeviceEvents::new(installed.functions(), stop, profile);
+        events.add(Box::new(watched));
+    }
 
-    profile.mark("vCPUs start");
     let context = VcpuContext {
         ports,
         mmio,
         stop: Arc::clone(&stop),
         on_fault: None,
+        profile: Arc::clone(profile),
     };
     let threads = VcpuThreads::start(vcpus, context)?;
     let ended = events.run();
