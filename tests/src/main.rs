@@ -63,8 +63,7 @@ fn run_command(arguments: &RunArgs) -> Result<u8, Error> {
         what: "the command",
         interactive: terminal::is_interactive() && !machine.deterministic,
     };
-    let (status, _) = boot.run(&mut show)?;
-    Ok(status)
+    boot.run(&mut show)
 }
 
 fn demo_command(verbose: bool) -> Result<u8, Error> {

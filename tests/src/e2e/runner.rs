@@ -1,13 +1,13 @@
 //! Boots the machines, runs the tests in them and reports.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::command;
 use crate::e2e::{Config, Outcome, Test, Verdict};
 use crate::error::{self, Error};
-use crate::machine::{Boot, Source, job};
+use crate::machine::{Boot, Sink, Source, job};
 use crate::setup;
 
 /// For a boot of L1 on a busy machine.
@@ -37,7 +37,7 @@ impl Tally {
     }
 }
 
-/// Runs tests, those with equal machines in one boot.
+/// Runs tests, those with equal machines in one boot, and prints how each ended.
 pub fn run(tests: Vec<Test>, verbose: bool) -> Result<Tally, Error> {
     let mut tally = Tally::default();
     for group in groups(tests) {
@@ -47,11 +47,12 @@ pub fn run(tests: Vec<Test>, verbose: bool) -> Result<Tally, Error> {
             if left.is_empty() {
                 break;
             }
-            let done = boot(&left, verbose)?;
-            for report in &done {
-                tally.add(report.show(left.iter().find(|test| test.name == report.name)));
-            }
-            left.retain(|test| !done.iter().any(|report| report.name == test.name));
+            let tests = left.clone();
+            boot(&tests, verbose, &mut |report| {
+                let test = tests.iter().find(|test| test.name == report.name);
+                tally.add(report.show(test));
+                left.retain(|test| test.name != report.name);
+            })?;
         }
         for test in left {
             println!(
@@ -66,14 +67,11 @@ pub fn run(tests: Vec<Test>, verbose: bool) -> Result<Tally, Error> {
 
 /// Runs one test and returns what it printed, and where the logs are.
 pub fn single(test: &Test, verbose: bool) -> Result<(Outcome, PathBuf), Error> {
-    let mut reports = boot(&[test], verbose)?;
-    match reports.pop() {
-        Some(report) => Ok((report.outcome, report.log)),
-        None => Err(Error::Failed(format!(
-            "the lab's host did not get to {}",
-            test.name
-        ))),
-    }
+    let mut result = None;
+    boot(&[test], verbose, &mut |report| {
+        result = Some((report.outcome, report.log));
+    })?;
+    result.ok_or_else(|| Error::Failed(format!("the lab's host did not get to {}", test.name)))
 }
 
 fn groups(tests: Vec<Test>) -> Vec<Vec<Test>> {
@@ -100,10 +98,10 @@ struct Report {
     log: PathBuf,
 }
 
-/// Boots the machine of these tests, which is the same, and runs them. What did not run is not in the result.
-fn boot(tests: &[&Test], verbose: bool) -> Result<Vec<Report>, Error> {
+/// Boots the machine of these tests, which is the same, and runs them; `done` gets each that began.
+fn boot(tests: &[&Test], verbose: bool, done: &mut dyn FnMut(Report)) -> Result<(), Error> {
     let Some(first) = tests.first() else {
-        return Ok(Vec::new());
+        return Ok(());
     };
     let config: &Config = &first.config;
     let kernels = setup::ensure(&[setup::DEFAULT_KERNEL, config.host_kernel()])?;
@@ -117,28 +115,18 @@ fn boot(tests: &[&Test], verbose: bool) -> Result<Vec<Report>, Error> {
         what: "the tests",
         interactive: false,
     };
-    let mut reader = Reader::new(verbose);
-    let result = boot.run(&mut |source, bytes| match source {
-        Source::Out => reader.take(bytes),
-        // Messages of L1's init: nothing a test says.
-        _ => {
-            let _ = std::io::stderr().lock().write_all(bytes);
-        }
-    });
+    let mut reader = Reader::new(verbose, done);
+    let result = boot.run(&mut reader);
+    reader.finish();
     config.clean();
-    let log = match result {
-        Ok((_, log)) => log,
+    match result {
+        Ok(_) => Ok(()),
         Err(error @ (Error::Timeout { .. } | Error::HostDied { .. })) => {
             eprintln!("lab: {}", error::chain(&error));
-            PathBuf::new()
+            Ok(())
         }
-        Err(error) => return Err(error),
-    };
-    let mut reports = reader.finish();
-    for report in &mut reports {
-        report.log.clone_from(&log);
+        Err(error) => Err(error),
     }
-    Ok(reports)
 }
 
 fn body(variables: &str, tests: &[&Test]) -> String {
@@ -155,20 +143,37 @@ fn body(variables: &str, tests: &[&Test]) -> String {
 }
 
 /// Cuts the stream of L1's output into the outputs of the tests.
-struct Reader {
+struct Reader<'a> {
     verbose: bool,
+    log: PathBuf,
     pending: Vec<u8>,
     current: Option<(Report, Instant)>,
-    done: Vec<Report>,
+    done: &'a mut dyn FnMut(Report),
 }
 
-impl Reader {
-    fn new(verbose: bool) -> Self {
+impl Sink for Reader<'_> {
+    fn started(&mut self, log: &Path) {
+        self.log = log.to_path_buf();
+    }
+
+    fn bytes(&mut self, source: Source, bytes: &[u8]) {
+        if source == Source::Out {
+            self.take(bytes);
+        } else {
+            // Messages of L1's init: nothing that a test says.
+            let _ = std::io::stderr().lock().write_all(bytes);
+        }
+    }
+}
+
+impl<'a> Reader<'a> {
+    fn new(verbose: bool, done: &'a mut dyn FnMut(Report)) -> Self {
         Self {
             verbose,
+            log: PathBuf::new(),
             pending: Vec::new(),
             current: None,
-            done: Vec::new(),
+            done,
         }
     }
 
@@ -190,7 +195,7 @@ impl Reader {
                 name: name.to_owned(),
                 outcome: Outcome::default(),
                 elapsed: Duration::ZERO,
-                log: PathBuf::new(),
+                log: self.log.clone(),
             };
             self.current = Some((report, Instant::now()));
         } else if let Some(end) = line.strip_prefix("@lab end ") {
@@ -210,14 +215,13 @@ impl Reader {
         if let Some((mut report, start)) = self.current.take() {
             report.outcome.status = status;
             report.elapsed = start.elapsed();
-            self.done.push(report);
+            (self.done)(report);
         }
     }
 
-    /// A test that began and did not end is among the results, without a status.
-    fn finish(mut self) -> Vec<Report> {
+    /// A test that began and did not end is done as well, without a status.
+    fn finish(mut self) {
         self.end(None);
-        self.done
     }
 }
 
@@ -260,11 +264,7 @@ impl Report {
                     "    its output ended so:{}",
                     command::tail(&self.outcome.output, SHOWN)
                 );
-                if self.log.as_os_str().is_empty() {
-                    println!("    the host's logs: target/lab/runs");
-                } else {
-                    println!("    the host's logs: {}", self.log.display());
-                }
+                println!("    the host's logs: {}", self.log.display());
                 Tally {
                     failed: 1,
                     ..Tally::default()
@@ -301,11 +301,13 @@ mod tests {
     fn output_is_cut_at_the_markers_however_it_arrives() {
         let text = "noise\n@lab begin a::1\none\r\ntwo\n@lab host WARNING: x\n@lab end a::1 3\n@lab begin a::2\ncut off";
         for size in [1, 7, 1000] {
-            let mut reader = Reader::new(false);
+            let mut reports = Vec::new();
+            let mut done = |report| reports.push(report);
+            let mut reader = Reader::new(false, &mut done);
             text.as_bytes()
                 .chunks(size)
                 .for_each(|chunk| reader.take(chunk));
-            let reports = reader.finish();
+            reader.finish();
             assert_eq!(reports[0].outcome.output, "one\ntwo\n");
             assert_eq!(reports[0].outcome.status, Some(3));
             assert_eq!(reports[0].outcome.host, ["WARNING: x"]);

@@ -11,7 +11,7 @@ pub mod terminal;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -44,24 +44,56 @@ pub struct Boot<'a> {
     pub interactive: bool,
 }
 
-/// Takes what the command prints.
-pub type Sink<'a> = &'a mut dyn FnMut(Source, &[u8]);
+/// Takes what happens in L1.
+pub trait Sink {
+    /// A boot begins; its logs are in that directory.
+    fn started(&mut self, _log: &Path) {}
+
+    /// Something was printed.
+    fn bytes(&mut self, source: Source, bytes: &[u8]);
+}
+
+impl<F: FnMut(Source, &[u8])> Sink for F {
+    fn bytes(&mut self, source: Source, bytes: &[u8]) {
+        self(source, bytes);
+    }
+}
+
+/// Holds standard output back, which would otherwise be seen again after another try.
+struct Held<'a> {
+    out: Vec<u8>,
+    sink: &'a mut dyn Sink,
+}
+
+impl Sink for Held<'_> {
+    fn started(&mut self, log: &Path) {
+        self.sink.started(log);
+    }
+
+    fn bytes(&mut self, source: Source, bytes: &[u8]) {
+        match source {
+            Source::Out => self.out.extend_from_slice(bytes),
+            _ => self.sink.bytes(source, bytes),
+        }
+    }
+}
 
 impl Boot<'_> {
-    /// Boots L1, runs the body, and returns its exit status and the directory with the logs.
+    /// Boots L1, runs the body, and returns its exit status.
     ///
     /// A deterministic machine that hangs is tried again; its standard output is held back until it ends.
-    pub fn run(&self, sink: Sink) -> Result<(u8, PathBuf), Error> {
+    pub fn run(&self, sink: &mut dyn Sink) -> Result<u8, Error> {
         if !self.machine.deterministic {
             return self.once(sink);
         }
         let mut attempt = 0;
         loop {
-            let mut held = Vec::new();
-            let result = self.once(&mut |source, bytes| match source {
-                Source::Out => held.extend_from_slice(bytes),
-                _ => sink(source, bytes),
-            });
+            let mut held = Held {
+                out: Vec::new(),
+                sink: &mut *sink,
+            };
+            let result = self.once(&mut held);
+            let out = held.out;
             match result {
                 Err(Error::Timeout { .. }) if attempt < RETRIES => {
                     attempt += 1;
@@ -71,15 +103,16 @@ impl Boot<'_> {
                     );
                 }
                 result => {
-                    sink(Source::Out, &held);
+                    sink.bytes(Source::Out, &out);
                     return result;
                 }
             }
         }
     }
 
-    fn once(&self, sink: Sink) -> Result<(u8, PathBuf), Error> {
+    fn once(&self, sink: &mut dyn Sink) -> Result<u8, Error> {
         let log = paths::run_directory()?;
+        sink.started(&log);
         let kernel = self
             .kernels
             .iter()
@@ -128,7 +161,7 @@ impl Boot<'_> {
         session.attend(&events, sink)?;
         qemu.wait();
         match session.status {
-            Some(status) => Ok((status, log)),
+            Some(status) => Ok(status),
             None => Err(Error::HostDied {
                 tail: last_words(&log),
                 log,
@@ -150,7 +183,7 @@ struct Attendant<'a> {
 
 impl Attendant<'_> {
     /// Serves the channels until QEMU has closed them all.
-    fn attend(&mut self, events: &Receiver<Event>, sink: Sink) -> Result<(), Error> {
+    fn attend(&mut self, events: &Receiver<Event>, sink: &mut dyn Sink) -> Result<(), Error> {
         let console_path = self.log.join("console");
         let mut console =
             File::create(&console_path).map_err(Error::file("create", &console_path))?;
@@ -166,11 +199,11 @@ impl Attendant<'_> {
                         .write_all(&bytes)
                         .map_err(Error::file("write", &console_path))?;
                     if self.boot.machine.verbose {
-                        sink(Source::Console, &bytes);
+                        sink.bytes(Source::Console, &bytes);
                     }
                 }
                 Ok(Event::Bytes(Source::Control, bytes)) => self.listen(&bytes)?,
-                Ok(Event::Bytes(source, bytes)) => sink(source, &bytes),
+                Ok(Event::Bytes(source, bytes)) => sink.bytes(source, &bytes),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => return Err(self.timeout(limit)),
             }
