@@ -59,7 +59,10 @@ impl fmt::Display for AddressRange {
 pub const BIOS_AREA: AddressRange = AddressRange::new(0xA_0000, 0x10_0000);
 /// Where the ACPI tables lie, RSDP first; a guest that is not told by the boot protocol searches
 /// the RSDP here (ACPI 6.5, 5.2.5.1).
-pub const ACPI_AREA: AddressRange = AddressRange::new(0xE_0000, 0x10_0000);
+pub const ACPI_AREA: AddressRange = AddressRange::new(0xE_0000, RESET_VECTOR);
+/// Where a processor begins in real mode (FFFF:0000), and where a kernel jumps that wants the BIOS
+/// to reset the machine; 16 bytes.
+pub const RESET_VECTOR: u64 = 0xF_FFF0;
 /// Addresses below 4 GiB that are never RAM.
 pub const HOLE_32BIT: AddressRange = AddressRange::new(3 * GIB, 4 * GIB);
 /// The last PCI bus. There is one, flat; and Linux looks for devices on every bus that ECAM could
