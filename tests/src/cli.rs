@@ -1,0 +1,143 @@
+//! The command line.
+
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Boots a nested KVM + VFIO + IOMMU machine and runs things in it.
+///
+/// The machine ("L1") is emulated by QEMU, so it works where there is no /dev/kvm, no IOMMU and no spare PCI device.
+#[derive(Parser)]
+#[command(name = "cargo lab", bin_name = "cargo lab", version)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What the lab can do.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Fetch QEMU and kernels, build the images; does nothing when all is there.
+    Setup {
+        /// Kernels to set up (7.3, 6.12, 6.1), separated by commas.
+        #[arg(long, value_delimiter = ',', default_value = "7.3")]
+        kernels: Vec<String>,
+    },
+    /// Run a command in L1, with the repository as working directory.
+    Run(Box<RunArgs>),
+    /// Show the main job: a guest with two fake GPUs and an NVMe disk assigned by mini-vmm.
+    Demo {
+        /// Show the output of the guest as it comes.
+        #[arg(long)]
+        verbose: bool,
+    },
+    /// Run formatting, clippy, unit and end-to-end tests.
+    Test(TestArgs),
+}
+
+/// Arguments of `cargo lab run`.
+#[derive(Args)]
+pub struct RunArgs {
+    /// The machine.
+    #[command(flatten)]
+    pub machine: MachineArgs,
+    /// The command and its arguments.
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<String>,
+}
+
+/// What machine to build.
+#[derive(Args, Clone, Debug)]
+pub struct MachineArgs {
+    /// L1's kernel: 7.3, 6.12 or 6.1.
+    #[arg(long, value_name = "NAME", default_value = "7.3")]
+    pub host_kernel: String,
+    /// Fake GPUs (pci-testdev) to assign.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub gpus: u32,
+    /// Size of each fake GPU's 64-bit prefetchable BAR.
+    #[arg(long, value_name = "SIZE", default_value = "16G")]
+    pub bar_size: String,
+    /// A QEMU device, bound to vfio-pci in L1; may be given several times.
+    #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
+    pub device: Vec<String>,
+    /// A QEMU device that is left to L1's drivers; may be given several times.
+    #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
+    pub host_device: Vec<String>,
+    /// An argument for QEMU, put before the devices; an option with its value may be given in one, as '-drive if=none,…'.
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    pub qemu_arg: Vec<String>,
+    /// More for L1's kernel command line.
+    #[arg(long, value_name = "ARGS", allow_hyphen_values = true)]
+    pub host_append: Vec<String>,
+    /// L1's CPUs.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub cpus: u32,
+    /// L1's memory [default: 6G, or 2G where the IOMMU has fewer than 41 bits].
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<String>,
+    /// Physical address bits of L1's CPUs.
+    #[arg(long, value_name = "BITS", default_value_t = 46)]
+    pub phys_bits: u32,
+    /// Address bits of L1's IOMMU (39 or 48).
+    #[arg(long, value_name = "BITS", default_value_t = 48)]
+    pub iommu_bits: u32,
+    /// Stop L1 after so many seconds and exit with 124.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    pub timeout: u64,
+    /// One instruction takes one virtual nanosecond: one CPU, repeatable times; retried at most twice when it hangs.
+    #[arg(long)]
+    pub deterministic: bool,
+    /// Show L1's kernel messages, on standard error.
+    #[arg(long)]
+    pub verbose: bool,
+}
+
+/// Arguments of `cargo lab test`.
+#[derive(Args)]
+pub struct TestArgs {
+    /// Run only the tests whose name contains this.
+    pub filter: Option<String>,
+    /// Run only formatting, clippy and unit tests.
+    #[arg(long, conflicts_with = "e2e")]
+    pub unit: bool,
+    /// Run only end-to-end tests.
+    #[arg(long)]
+    pub e2e: bool,
+    /// Show what the end-to-end tests print as it comes.
+    #[arg(long)]
+    pub verbose: bool,
+    /// List the end-to-end tests and end.
+    #[arg(long)]
+    pub list: bool,
+}
+
+impl MachineArgs {
+    /// The limit for one boot of L1 with its command.
+    pub fn limit(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+}
+
+impl Default for MachineArgs {
+    /// What `cargo lab run` has when no option is given.
+    fn default() -> Self {
+        Self {
+            host_kernel: crate::setup::DEFAULT_KERNEL.to_owned(),
+            gpus: 0,
+            bar_size: "16G".to_owned(),
+            device: Vec::new(),
+            host_device: Vec::new(),
+            qemu_arg: Vec::new(),
+            host_append: Vec::new(),
+            cpus: 2,
+            memory: None,
+            phys_bits: 46,
+            iommu_bits: 48,
+            timeout: 300,
+            deterministic: false,
+            verbose: false,
+        }
+    }
+}

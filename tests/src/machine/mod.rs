@@ -1,0 +1,277 @@
+//! L1: the emulated host.
+
+mod channels;
+mod devices;
+pub mod job;
+mod monitor;
+mod qemu;
+mod size;
+pub mod terminal;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+pub use channels::Source;
+use channels::{Event, READERS};
+
+use crate::cli::MachineArgs;
+use crate::command;
+use crate::error::Error;
+use crate::paths;
+use crate::setup::{Bootable, tools};
+
+/// Lines of a log that an error repeats.
+const LOG_TAIL: usize = 15;
+/// How often a deterministic run that hangs is started again.
+const RETRIES: u32 = 2;
+
+/// One boot of L1.
+pub struct Boot<'a> {
+    /// The machine.
+    pub machine: &'a MachineArgs,
+    /// Every kernel that is set up.
+    pub kernels: &'a [Bootable],
+    /// What L1's shell runs.
+    pub body: &'a str,
+    /// What it is, for messages.
+    pub what: &'a str,
+    /// Whether the command gets the user's terminal.
+    pub interactive: bool,
+}
+
+/// Takes what the command prints.
+pub type Sink<'a> = &'a mut dyn FnMut(Source, &[u8]);
+
+impl Boot<'_> {
+    /// Boots L1, runs the body, and returns its exit status and the directory with the logs.
+    ///
+    /// A deterministic machine that hangs is tried again; its standard output is held back until it ends.
+    pub fn run(&self, sink: Sink) -> Result<(u8, PathBuf), Error> {
+        if !self.machine.deterministic {
+            return self.once(sink);
+        }
+        let mut attempt = 0;
+        loop {
+            let mut held = Vec::new();
+            let result = self.once(&mut |source, bytes| match source {
+                Source::Out => held.extend_from_slice(bytes),
+                _ => sink(source, bytes),
+            });
+            match result {
+                Err(Error::Timeout { .. }) if attempt < RETRIES => {
+                    attempt += 1;
+                    eprintln!(
+                        "lab: the deterministic machine hung for {} s; trying again ({attempt} of {RETRIES})",
+                        self.machine.timeout
+                    );
+                }
+                result => {
+                    sink(Source::Out, &held);
+                    return result;
+                }
+            }
+        }
+    }
+
+    fn once(&self, sink: Sink) -> Result<(u8, PathBuf), Error> {
+        let log = paths::run_directory()?;
+        let kernel = self
+            .kernels
+            .iter()
+            .find(|kernel| kernel.name == self.machine.host_kernel)
+            .ok_or_else(|| Error::UnknownKernel {
+                name: self.machine.host_kernel.clone(),
+                known: self
+                    .kernels
+                    .iter()
+                    .map(|k| k.name)
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            })?;
+        let guest = crate::setup::DEFAULT_KERNEL;
+        let script = job::script(&paths::repository(), self.kernels, guest, self.body);
+        write(&log.join("job"), &script)?;
+        if self.interactive {
+            write(&log.join("interactive"), &terminal::size())?;
+        }
+        let plan = qemu::plan(self.machine, kernel, &log, self.interactive)?;
+        let (lab, inherited) = channels::pairs()?;
+        let (sender, events) = channel();
+        let mut arguments = inherited.numbers().arguments();
+        arguments.extend(plan.arguments.iter().cloned());
+        let mut qemu = Qemu::start(&arguments, &log)?;
+        drop(inherited);
+        lab.read_all(&sender)?;
+        drop(sender);
+        let _terminal = if self.interactive {
+            let keys = lab
+                .out
+                .try_clone()
+                .map_err(Error::channel("duplicate a socket"))?;
+            Some(terminal::Raw::start(keys)?)
+        } else {
+            None
+        };
+        let mut session = Attendant {
+            boot: self,
+            plan: &plan,
+            lab: &lab,
+            log: &log,
+            control: String::new(),
+            status: None,
+        };
+        session.attend(&events, sink)?;
+        qemu.wait();
+        match session.status {
+            Some(status) => Ok((status, log)),
+            None => Err(Error::HostDied {
+                tail: last_words(&log),
+                log,
+            }),
+        }
+    }
+}
+
+/// Looks after one running L1.
+struct Attendant<'a> {
+    boot: &'a Boot<'a>,
+    plan: &'a qemu::Plan,
+    lab: &'a channels::Lab,
+    log: &'a Path,
+    /// What the control channel said since its last whole line.
+    control: String,
+    status: Option<u8>,
+}
+
+impl Attendant<'_> {
+    /// Serves the channels until QEMU has closed them all.
+    fn attend(&mut self, events: &Receiver<Event>, sink: Sink) -> Result<(), Error> {
+        let console_path = self.log.join("console");
+        let mut console =
+            File::create(&console_path).map_err(Error::file("create", &console_path))?;
+        let limit = self.boot.machine.limit();
+        let deadline = Instant::now() + limit;
+        let mut open = READERS;
+        while open > 0 {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match events.recv_timeout(left) {
+                Ok(Event::Closed) => open -= 1,
+                Ok(Event::Bytes(Source::Console, bytes)) => {
+                    console
+                        .write_all(&bytes)
+                        .map_err(Error::file("write", &console_path))?;
+                    if self.boot.machine.verbose {
+                        sink(Source::Console, &bytes);
+                    }
+                }
+                Ok(Event::Bytes(Source::Control, bytes)) => self.listen(&bytes)?,
+                Ok(Event::Bytes(source, bytes)) => sink(source, &bytes),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => return Err(self.timeout(limit)),
+            }
+        }
+        Ok(())
+    }
+
+    fn timeout(&self, limit: Duration) -> Error {
+        Error::Timeout {
+            what: self.boot.what.to_owned(),
+            limit,
+            log: self.log.to_path_buf(),
+        }
+    }
+
+    /// Takes what L1's init says.
+    fn listen(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.control.push_str(&String::from_utf8_lossy(bytes));
+        while let Some((line, rest)) = self.control.split_once('\n') {
+            let (line, rest) = (line.to_owned(), rest.to_owned());
+            self.control = rest;
+            if line == "ready" {
+                self.tell_addresses()?;
+            } else if let Some(status) = line.strip_prefix("exit ") {
+                self.status = status.trim().parse().ok();
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers with the addresses of the devices; L1's kernel has numbered the buses by now.
+    fn tell_addresses(&mut self) -> Result<(), Error> {
+        let addresses = monitor::addresses(&self.lab.monitor)?;
+        let mut answer = String::new();
+        for devices in [&self.plan.assigned, &self.plan.left] {
+            // A device that is not a PCI one, such as a disk on a controller, has no address.
+            let found: Vec<&str> = devices
+                .iter()
+                .filter_map(|device| addresses.get(&device.id))
+                .map(String::as_str)
+                .collect();
+            answer.push_str(&found.join(" "));
+            answer.push('\n');
+        }
+        (&self.lab.control)
+            .write_all(answer.as_bytes())
+            .map_err(Error::channel("answer the init of the lab's host"))
+    }
+}
+
+/// A running QEMU, killed when dropped.
+struct Qemu(Child);
+
+impl Qemu {
+    fn start(arguments: &[String], log: &Path) -> Result<Self, Error> {
+        let path = log.join("qemu");
+        let messages = File::create(&path).map_err(Error::file("create", &path))?;
+        let line = format!("{} {}\n", tools::QEMU, job::quote_all(arguments));
+        write(&log.join("qemu-command"), &line)?;
+        // The emulator must not outlive the lab, however that ends.
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--pdeathsig", "KILL", tools::QEMU])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(
+                messages
+                    .try_clone()
+                    .map_err(Error::file("duplicate", &path))?,
+            )
+            .stderr(messages);
+        let child = command.spawn().map_err(|source| Error::Start {
+            program: tools::QEMU.to_owned(),
+            source,
+        })?;
+        Ok(Self(child))
+    }
+
+    fn wait(&mut self) {
+        // Its status says nothing: what counts is what L1's init reported.
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The end of QEMU's messages, or of the console if there are none.
+fn last_words(log: &Path) -> String {
+    ["qemu", "console"]
+        .iter()
+        .map(|name| fs::read(log.join(name)).unwrap_or_default())
+        .map(|bytes| command::tail(&String::from_utf8_lossy(&bytes), LOG_TAIL))
+        .find(|tail| !tail.is_empty())
+        .unwrap_or_default()
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Error> {
+    fs::write(path, text).map_err(Error::file("write", path))
+}

@@ -1,0 +1,60 @@
+//! `cargo lab setup`: brings everything that the lab needs into place, once.
+
+mod apt;
+mod images;
+mod initramfs;
+mod kernels;
+mod modules;
+mod sources;
+pub mod tools;
+mod vmlinux;
+
+use std::path::PathBuf;
+
+use kernels::KERNELS;
+
+use crate::error::Error;
+use crate::paths::Cache;
+
+/// The kernel of host and guest where none is named.
+pub const DEFAULT_KERNEL: &str = "7.3";
+
+/// A kernel with its images, ready to boot.
+#[derive(Clone, Debug)]
+pub struct Bootable {
+    /// The name in the table of kernels.
+    pub name: &'static str,
+    /// The boot image.
+    pub image: PathBuf,
+    /// The ELF kernel in it.
+    pub elf: PathBuf,
+    /// The initramfs of the lab's host.
+    pub host_initrd: PathBuf,
+    /// The initramfs of the lab's default guest.
+    pub guest_initrd: PathBuf,
+}
+
+/// Sets up the named kernels, and returns every kernel that is set up, in the order of the table.
+pub fn ensure(names: &[&str]) -> Result<Vec<Bootable>, Error> {
+    let wanted = names
+        .iter()
+        .map(|name| kernels::find(name))
+        .collect::<Result<Vec<_>, _>>()?;
+    let cache = Cache::open()?;
+    let _lock = cache.lock()?;
+    tools::ensure(&cache)?;
+    kernels::ensure(&cache, &wanted)?;
+    let probe = images::build_probe()?;
+    let mut bootable = Vec::new();
+    for kernel in KERNELS.iter().filter_map(|kernel| kernel.unpacked(&cache)) {
+        let images = images::ensure(&cache, &kernel, &probe)?;
+        bootable.push(Bootable {
+            name: kernel.name,
+            image: kernel.image,
+            elf: kernel.elf,
+            host_initrd: images.host,
+            guest_initrd: images.guest,
+        });
+    }
+    Ok(bootable)
+}
