@@ -64,8 +64,9 @@ pub struct Config {
     #[arg(long)]
     pub no_reboot: bool,
 
-    /// Reports on standard error where the time went
-    #[arg(long, value_name = "table|json")]
+    /// Reports on standard error where the time went: at the end, or when the guest writes mark
+    /// 0x41 or 0x42 to I/O port 0x80
+    #[arg(long, value_name = "table|json[,at=41|42|exit]")]
     pub boot_profile: Option<BootProfile>,
 }
 

@@ -22,7 +22,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use config::{Command, Config};
+use config::Command;
 use error::{Error, chain};
 use profile::Profile;
 use stop::Outcome;
@@ -40,18 +40,15 @@ fn main() -> ExitCode {
         }
         Err(error) => return report(&Outcome::Failed(error.into())),
     };
+    if let Some(wanted) = config.boot_profile {
+        profile.request(wanted);
+    }
     let outcome = match machine::run(&config, &profile) {
         Ok(outcome) => outcome,
         Err(error) => Outcome::Failed(error),
     };
-    print_profile(&config, &profile);
+    profile.finish();
     report(&outcome)
-}
-
-fn print_profile(config: &Config, profile: &Profile) {
-    if let Some(form) = config.boot_profile {
-        eprint!("{}", profile.report(form));
-    }
 }
 
 /// Says what has to be said, and returns the exit code.

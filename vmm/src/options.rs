@@ -107,13 +107,51 @@ impl FromStr for Cpus {
     }
 }
 
-/// What `--boot-profile` prints.
+/// How `--boot-profile` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BootProfile {
+pub enum ProfileForm {
     /// Lines for people.
     Table,
     /// One JSON object.
     Json,
+}
+
+/// When `--boot-profile` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProfileMoment {
+    /// When the guest writes this mark to port 0x80.
+    Mark(u8),
+    /// When mini-vmm ends.
+    Exit,
+}
+
+/// `--boot-profile table|json[,at=41|42|exit]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BootProfile {
+    /// How.
+    pub form: ProfileForm,
+    /// When. A mark that never comes counts as the end.
+    pub moment: ProfileMoment,
+}
+
+impl FromStr for BootProfile {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (form, rest) = match text.split_once(',') {
+            Some((form, rest)) => (form, Some(rest)),
+            None => (text, None),
+        };
+        let form = ProfileForm::from_str(form, false)
+            .map_err(|_| format!("\"{form}\" is not known; table and json are"))?;
+        let moment = match rest {
+            None | Some("at=exit") => ProfileMoment::Exit,
+            Some("at=41" | "at=0x41") => ProfileMoment::Mark(0x41),
+            Some("at=42" | "at=0x42") => ProfileMoment::Mark(0x42),
+            Some(other) => return Err(format!("\"{other}\" is not at=41, at=42 or at=exit")),
+        };
+        Ok(Self { form, moment })
+    }
 }
 
 /// What a guest that switches memory decode off sees.
@@ -204,6 +242,18 @@ mod tests {
         assert_eq!(option.size, Size(2 << 30));
         for text in ["1G,hugepages=4K", "1G,shared=on", "1G,", ",hugepages=2M"] {
             assert!(text.parse::<MemoryOption>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_profile_has_a_form_and_a_moment() {
+        let at_exit: BootProfile = "table".parse().unwrap();
+        assert_eq!(at_exit.moment, ProfileMoment::Exit);
+        let at_mark: BootProfile = "json,at=42".parse().unwrap();
+        assert_eq!(at_mark.form, ProfileForm::Json);
+        assert_eq!(at_mark.moment, ProfileMoment::Mark(0x42));
+        for text in ["", "xml", "table,at=43", "table,"] {
+            assert!(text.parse::<BootProfile>().is_err(), "{text}");
         }
     }
 

@@ -15,6 +15,7 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use crate::error::Error;
 use crate::kvm::vcpu::{ExitHandler, Pause, Vcpu};
+use crate::profile::Profile;
 use crate::stop::{Outcome, Stop};
 
 /// Between two signals to a thread that has not ended yet.
@@ -35,6 +36,8 @@ pub struct VcpuContext {
     pub stop: Arc<Stop>,
     /// See [`FaultHandler`].
     pub on_fault: Option<FaultHandler>,
+    /// Learns when the guest starts.
+    pub profile: Arc<Profile>,
 }
 
 impl ExitHandler for VcpuContext {
@@ -132,6 +135,9 @@ impl Drop for Watch<'_> {
 
 fn run(mut vcpu: Vcpu, context: &VcpuContext) {
     let _watch = Watch(&context.stop);
+    if vcpu.id() == 0 {
+        context.profile.mark("first guest instruction");
+    }
     while !context.stop.is_requested() {
         let outcome = match vcpu.run(context) {
             None | Some(Pause::Interrupted) => continue,

@@ -15,6 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::routing_table::{Chip, Route, RoutingTable, Step, with_extended_destination};
 use crate::error::kvm_call;
+use crate::profile::{Profile, Subject};
 
 /// The calls that change interrupts; KVM's, or a recorder in tests.
 trait IrqKernel: Send + Sync {
@@ -23,23 +24,31 @@ trait IrqKernel: Send + Sync {
     fn disconnect(&self, fd: &EventFd, gsi: u32) -> Result<(), CallError>;
 }
 
+/// KVM's own calls, counted.
+struct KvmCalls {
+    vm: Arc<VmFd>,
+    profile: Arc<Profile>,
+}
+
 /// The VM's interrupt routes.
 pub struct VmIrqs {
-    vm: Arc<VmFd>,
-    routes: Routes<VmFd>,
+    kvm: Arc<KvmCalls>,
+    routes: Routes<KvmCalls>,
 }
 
 impl VmIrqs {
     /// For a VM with in-kernel interrupt controllers. `extended_destinations`: the guest was told
     /// KVM_FEATURE_MSI_EXT_DEST_ID.
-    pub fn new(vm: Arc<VmFd>, extended_destinations: bool) -> Self {
-        let routes = Routes::new(Arc::clone(&vm), extended_destinations);
-        Self { vm, routes }
+    pub fn new(vm: Arc<VmFd>, extended_destinations: bool, profile: &Arc<Profile>) -> Self {
+        let profile = Arc::clone(profile);
+        let kvm = Arc::new(KvmCalls { vm, profile });
+        let routes = Routes::new(Arc::clone(&kvm), extended_destinations);
+        Self { kvm, routes }
     }
 
     /// Connects an edge-triggered line: a write to `trigger` is one interrupt at `gsi`.
     pub fn connect_edge(&self, trigger: &EventFd, gsi: u32) -> Result<(), CallError> {
-        IrqKernel::connect(self.vm.as_ref(), trigger, gsi)
+        IrqKernel::connect(self.kvm.as_ref(), trigger, gsi)
     }
 }
 
@@ -51,13 +60,14 @@ impl MsiRoutes for VmIrqs {
 
 impl IntxLines for VmIrqs {
     fn connect(&self, gsi: u32, trigger: &EventFd, resample: &EventFd) -> Result<(), CallError> {
-        self.vm
-            .register_irqfd_with_resample(trigger, resample, gsi)
-            .map_err(kvm_call("KVM_IRQFD (resample)"))
+        let vm = &self.kvm.vm;
+        let connect = || vm.register_irqfd_with_resample(trigger, resample, gsi);
+        let connected = self.kvm.counted(IRQFD, connect);
+        connected.map_err(kvm_call("KVM_IRQFD (resample)"))
     }
 
     fn disconnect(&self, gsi: u32, trigger: &EventFd) -> Result<(), CallError> {
-        IrqKernel::disconnect(self.vm.as_ref(), trigger, gsi)
+        IrqKernel::disconnect(self.kvm.as_ref(), trigger, gsi)
     }
 }
 
@@ -164,23 +174,33 @@ fn no_gsi(error: super::routing_table::NoFreeGsi) -> CallError {
     }
 }
 
-impl IrqKernel for VmFd {
+const ROUTING: &str = "KVM_SET_GSI_ROUTING";
+const IRQFD: &str = "KVM_IRQFD";
+
+impl KvmCalls {
+    fn counted<T>(&self, class: &'static str, call: impl FnOnce() -> T) -> T {
+        self.profile.call(class, Subject::Machine, call)
+    }
+}
+
+impl IrqKernel for KvmCalls {
     fn set_routes(&self, routes: &[Route]) -> Result<(), CallError> {
-        const CALL: &str = "KVM_SET_GSI_ROUTING";
         let entries: Vec<_> = routes.iter().map(entry).collect();
         let table = KvmIrqRouting::from_entries(&entries).map_err(|_| CallError {
-            call: CALL,
+            call: ROUTING,
             source: io::ErrorKind::InvalidInput.into(),
         })?;
-        self.set_gsi_routing(&table).map_err(kvm_call(CALL))
+        self.counted(ROUTING, || self.vm.set_gsi_routing(&table))
+            .map_err(kvm_call(ROUTING))
     }
 
     fn connect(&self, fd: &EventFd, gsi: u32) -> Result<(), CallError> {
-        self.register_irqfd(fd, gsi).map_err(kvm_call("KVM_IRQFD"))
+        self.counted(IRQFD, || self.vm.register_irqfd(fd, gsi))
+            .map_err(kvm_call(IRQFD))
     }
 
     fn disconnect(&self, fd: &EventFd, gsi: u32) -> Result<(), CallError> {
-        self.unregister_irqfd(fd, gsi)
+        self.counted(IRQFD, || self.vm.unregister_irqfd(fd, gsi))
             .map_err(kvm_call("KVM_IRQFD (deassign)"))
     }
 }

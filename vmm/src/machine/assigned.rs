@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use arch::layout::{self, AddressRange};
 use devices::assign::irq::IrqPorts;
 use devices::assign::open::open_all;
-use devices::assign::ports::IommuBackend;
+use devices::assign::ports::{IommuBackend, MemSlots};
 use devices::assign::{
     AssignError, Assignment, BarWindows, DeviceOptions, PeerToPeer, Ports, SizedDevice, map,
     place_requests, preflight,
@@ -24,19 +24,18 @@ use kvm_ioctls::{DeviceFd, VmFd};
 
 use crate::config::{Config, P2p};
 use crate::error::Error;
-use crate::kvm::memslots::VmMemSlots;
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
 use crate::memory::GuestRam;
 use crate::options::{Decode, VfioOption};
-use crate::profile::Profile;
+use crate::profile::{Profile, ProfiledFunction, ProfiledIommu};
 
 /// Slots of the root bus: 0 is the host bridge's.
 const MAX_DEVICES: usize = 31;
 
 /// Devices that are being opened, each in a thread of its own, while the VM is built.
 pub struct Opening {
-    iommu: Arc<dyn IommuBackend>,
+    iommu: Arc<ProfiledIommu>,
     usable: Vec<Range>,
     bdfs: Vec<Bdf>,
     thread: JoinHandle<Result<Vec<SizedDevice>, AssignError>>,
@@ -62,7 +61,8 @@ impl Opening {
             preflight::check(&Sysfs::default(), &bdfs)?
         };
         let _span = profile.span("attach IOMMU groups");
-        let iommu: Arc<dyn IommuBackend> = Arc::new(Type1::new(&groups)?);
+        let iommu = Arc::new(ProfiledIommu::new(Arc::new(Type1::new(&groups)?), profile));
+        profile.note(format!("IOMMU backend: {}", iommu.name()));
         let usable = iommu.iova_ranges()?;
         let thread = {
             let (iommu, bdfs, profile) = (Arc::clone(&iommu), bdfs.clone(), Arc::clone(profile));
@@ -80,6 +80,11 @@ impl Opening {
             bdfs,
             thread,
         }))
+    }
+
+    /// The devices' IOMMU.
+    pub fn iommu(&self) -> &ProfiledIommu {
+        &self.iommu
     }
 
     /// What the IOMMU cannot map: no guest RAM may lie there.
@@ -118,7 +123,7 @@ impl Opening {
 
 /// Opened devices.
 pub struct Opened {
-    iommu: Arc<dyn IommuBackend>,
+    iommu: Arc<ProfiledIommu>,
     usable: Vec<Range>,
     devices: Vec<SizedDevice>,
 }
@@ -178,14 +183,14 @@ impl Placed {
     pub fn install(
         self,
         vm: &VmFd,
-        slots: &Arc<VmMemSlots>,
+        slots: &Arc<dyn MemSlots>,
         irqs: &Arc<VmIrqs>,
     ) -> Result<Installed, Error> {
         let iommu = self.opened.iommu;
         let vfio = vm::add_vfio_files(vm, &iommu.kvm_files())?;
         let ports = Ports {
             iommu,
-            slots: Arc::clone(slots) as _,
+            slots: Arc::clone(slots),
             irq: IrqPorts {
                 routes: Arc::clone(irqs) as _,
                 lines: Arc::clone(irqs) as _,
@@ -225,12 +230,15 @@ pub fn add_to_buses(
     installed: Option<&Installed>,
     mmio: &mut Bus,
     ports: &mut Bus,
+    profile: &Arc<Profile>,
 ) -> Result<(), Error> {
     let mut bus = PciBus::new();
     bus.insert(0, Arc::new(HostBridge::new()))?;
     if let Some(installed) = installed {
         for (number, function) in installed.assignment.functions().iter().enumerate() {
-            bus.insert(slot(number) << 3, Arc::clone(function) as _)?;
+            let bdf = function.bdf();
+            let watched = ProfiledFunction::new(Arc::clone(function) as _, bdf, profile);
+            bus.insert(slot(number) << 3, Arc::new(watched))?;
         }
         for (range, window) in installed.assignment.memory_windows() {
             mmio.insert(range, window)?;

@@ -31,7 +31,7 @@ use crate::kvm::routes::VmIrqs;
 use crate::kvm::vcpu::Vcpu;
 use crate::kvm::vm::{self, Host};
 use crate::memory::{self, Backing, GuestRam};
-use crate::profile::Profile;
+use crate::profile::{Profile, ProfiledSlots};
 use crate::run::{VcpuContext, VcpuThreads};
 use crate::signals::Signals;
 use crate::stop::{Outcome, Stop};
@@ -73,8 +73,13 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         let _span = profile.span("create VM");
         host.create_vm(cpus)?
     };
-    let irqs = Arc::new(VmIrqs::new(Arc::clone(&vm), vm::needs_x2apic(cpus)));
+    let irqs = VmIrqs::new(Arc::clone(&vm), vm::needs_x2apic(cpus), profile);
+    let irqs = Arc::new(irqs);
     let slots = Arc::new(VmMemSlots::new(Arc::clone(&vm), host.memslots));
+    let slots: Arc<dyn MemSlots> = match &opening {
+        Some(opening) => Arc::new(opening.iommu().slots(slots)),
+        None => Arc::new(ProfiledSlots::new(slots, profile)),
+    };
     {
         let _span = profile.span("memslots of guest RAM");
         add_ram(slots.as_ref(), &ram)?;
@@ -99,7 +104,7 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let mut ports = Bus::new();
     add_ports(&mut ports, &console, &stop, profile)?;
     let mut mmio = Bus::new();
-    assigned::add_to_buses(installed.as_ref(), &mut mmio, &mut ports)?;
+    assigned::add_to_buses(installed.as_ref(), &mut mmio, &mut ports, profile)?;
 
     let entry = {
         let _span = profile.span("load kernel");
@@ -124,12 +129,12 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         .map_err(Error::system("create a timer"))?;
     events.add(Box::new(input));
 
-    profile.mark("vCPUs start");
     let context = VcpuContext {
         ports,
         mmio,
         stop: Arc::clone(&stop),
         on_fault: None,
+        profile: Arc::clone(profile),
     };
     let threads = VcpuThreads::start(vcpus, context)?;
     let ended = events.run();

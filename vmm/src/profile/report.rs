@@ -1,0 +1,158 @@
+//! The profile in words and in JSON.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{Event, Profile, Subject, Tally};
+use crate::options::ProfileForm;
+
+/// The JSON object; a field's meaning changes only together with `version`.
+#[derive(Serialize)]
+struct Report {
+    version: u32,
+    /// Decisions with their reasons.
+    notes: Vec<String>,
+    /// Phases and moments by time.
+    events: Vec<EventRow>,
+    /// Calls by class and subject.
+    calls: Vec<CallRow>,
+}
+
+#[derive(Serialize)]
+struct EventRow {
+    name: &'static str,
+    subject: String,
+    thread: String,
+    /// Since the start of the process.
+    at_ns: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    took_ns: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct CallRow {
+    class: &'static str,
+    subject: String,
+    count: u64,
+    total_ns: u64,
+    longest_ns: u64,
+}
+
+/// All that `profile` has recorded so far, in the wanted form.
+pub fn report(profile: &Profile, form: ProfileForm) -> String {
+    let mut events = profile.events.lock().clone();
+    events.sort_by_key(|event| event.at);
+    let calls: Vec<_> = profile
+        .calls
+        .lock()
+        .iter()
+        .map(|((class, subject), tally)| (*class, *subject, *tally))
+        .collect();
+    let notes = profile.notes.lock().clone();
+    match form {
+        ProfileForm::Table => table(&notes, &events, &calls),
+        ProfileForm::Json => json(notes, &events, &calls),
+    }
+}
+
+fn table(notes: &[String], events: &[Event], calls: &[(&'static str, Subject, Tally)]) -> String {
+    let mut text = String::from("    at ms    took ms\n");
+    // Writing to a String does not fail.
+    for event in events {
+        let at = milliseconds(event.at);
+        let took = event.length.map_or(String::new(), |length| {
+            format!("{:.3}", milliseconds(length))
+        });
+        let subject = match event.subject {
+            Subject::Machine => String::new(),
+            other => format!(": {other}"),
+        };
+        let _ = writeln!(text, "{at:9.3}  {took:>9}  {}{subject}", event.name);
+    }
+    let _ = writeln!(text, "\n  calls   total ms  longest ms");
+    for (class, subject, tally) in calls {
+        let _ = writeln!(
+            text,
+            "{:7}  {:9.3}   {:9.3}  {class}: {subject}",
+            tally.count,
+            milliseconds(tally.total),
+            milliseconds(tally.longest)
+        );
+    }
+    for note in notes {
+        let _ = writeln!(text, "{note}");
+    }
+    text
+}
+
+fn json(notes: Vec<String>, events: &[Event], calls: &[(&'static str, Subject, Tally)]) -> String {
+    let events = events.iter().map(|event| EventRow {
+        name: event.name,
+        subject: event.subject.to_string(),
+        thread: event.thread.clone(),
+        at_ns: nanoseconds(event.at),
+        took_ns: event.length.map(nanoseconds),
+    });
+    let calls = calls.iter().map(|(class, subject, tally)| CallRow {
+        class,
+        subject: subject.to_string(),
+        count: tally.count,
+        total_ns: nanoseconds(tally.total),
+        longest_ns: nanoseconds(tally.longest),
+    });
+    let report = Report {
+        version: 1,
+        notes,
+        events: events.collect(),
+        calls: calls.collect(),
+    };
+    // Strings and numbers only: it cannot fail.
+    let mut text = serde_json::to_string(&report).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_is_in_order_of_time_and_names_subjects() {
+        let profile = Profile::start();
+        {
+            let _outer = profile.span("outer");
+            profile.mark("inner");
+        }
+        profile.call("map DMA", Subject::Ram, || ());
+        let text = report(&profile, ProfileForm::Json);
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["version"], 1);
+        assert_eq!(value["events"][0]["name"], "outer");
+        assert_eq!(value["events"][1]["name"], "inner");
+        assert!(value["events"][1].get("took_ns").is_none());
+        assert_eq!(value["calls"][0]["subject"], "RAM");
+        assert_eq!(value["calls"][0]["count"], 1);
+    }
+
+    #[test]
+    fn the_table_has_a_line_for_each_event_call_and_note() {
+        let profile = Profile::start();
+        profile.mark("moment");
+        profile.call("map DMA", Subject::Ram, || ());
+        profile.note("because".to_owned());
+        let text = report(&profile, ProfileForm::Table);
+        for wanted in ["moment", "map DMA: RAM", "because"] {
+            assert!(text.contains(wanted), "{text}");
+        }
+    }
+}
