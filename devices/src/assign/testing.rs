@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::commit::BarKey;
 use super::irq::IrqPorts;
-use super::ports::{IommuBackend, MemSlots};
-use super::{Assignment, BarWindows, DeviceOptions, Ports, place_requests};
+use super::ports::{IommuBackend, IommuNature, MemSlots};
+use super::{AssignError, Assignment, BarWindows, DeviceOptions, Ports, place_requests};
 use crate::assign::open::open_all;
 use crate::fake::{FakeDeviceSpec, FakeKernel};
 use crate::pci::address::Bdf;
@@ -17,6 +17,12 @@ use crate::range::Range;
 use crate::sys::{Alignment, HostMap, HostRange};
 
 pub const GIB: u64 = 1 << 30;
+/// As iommufd is.
+pub const DMABUF: IommuNature = IommuNature {
+    bars_by_dmabuf: true,
+    cheap_unmap: true,
+    parallel_maps: true,
+};
 /// Guest RAM of every rig; it has a slot, so that nothing may be put over it.
 pub const RAM: Range = Range::from_bounds(0, GIB);
 
@@ -46,9 +52,25 @@ pub fn ports(kernel: &Arc<FakeKernel>) -> Ports {
 }
 
 impl Rig {
+    /// On a backend like type1.
     pub fn new(specs: Vec<FakeDeviceSpec>, options: DeviceOptions) -> Self {
+        Self::on(IommuNature::default(), specs, options)
+    }
+
+    /// On a backend of any nature.
+    pub fn on(nature: IommuNature, specs: Vec<FakeDeviceSpec>, options: DeviceOptions) -> Self {
+        let rig = Self::try_on(nature, specs, &[options]);
+        rig.unwrap()
+    }
+
+    /// The last of `options` holds for all further devices, too.
+    pub fn try_on(
+        nature: IommuNature,
+        specs: Vec<FakeDeviceSpec>,
+        options: &[DeviceOptions],
+    ) -> Result<Self, AssignError> {
         let bdfs: Vec<Bdf> = specs.iter().map(|spec| spec.bdf).collect();
-        let kernel = FakeKernel::new(specs);
+        let kernel = FakeKernel::with_nature(specs, nature);
         let ram = HostMap::anonymous(RAM.len(), Alignment::PAGE).unwrap();
         kernel.set(0, &HostRange::whole(Arc::new(ram))).unwrap();
         let ports = ports(&kernel);
@@ -70,7 +92,9 @@ impl Rig {
                 .collect(),
             io: space.io,
         };
-        let options = vec![options; devices.len()];
+        let last = options.last().copied().unwrap_or_default();
+        let mut options = options.to_vec();
+        options.resize(devices.len(), last);
         let assignment = Assignment::new(
             devices,
             &options,
@@ -79,11 +103,11 @@ impl Rig {
             &ports,
             |number, pin| 16 + (number as u32 + u32::from(pin)) % 8,
         );
-        Self {
+        Ok(Self {
             kernel,
-            assignment: assignment.unwrap(),
+            assignment: assignment?,
             placement,
-        }
+        })
     }
 
     pub fn write_config(&self, device: usize, offset: u16, data: &[u8]) {
