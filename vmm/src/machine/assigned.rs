@@ -14,7 +14,7 @@ use devices::assign::{
 };
 use devices::bus::Bus;
 use devices::host::Sysfs;
-use devices::iommu::type1::Type1;
+use devices::iommu::choose::{Wanted, choose};
 use devices::pci::address::Bdf;
 use devices::pci::ecam::{ConfigPorts, Ecam, PciBus};
 use devices::pci::host_bridge::HostBridge;
@@ -22,7 +22,7 @@ use devices::pci::place::{Placement, Windows, place};
 use devices::range::Range;
 use kvm_ioctls::{DeviceFd, VmFd};
 
-use crate::config::{Config, P2p};
+use crate::config::{Config, Iommu, P2p};
 use crate::error::Error;
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
@@ -42,8 +42,8 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// Checks that all devices are fit, puts their groups into one container and begins to open
-    /// them. `None` without devices.
+    /// Checks that all devices are fit, attaches them to one IOMMU context and begins to open them
+    /// (on iommufd, attaching has opened them). `None` without devices.
     pub fn begin(config: &Config, profile: &Arc<Profile>) -> Result<Option<Self>, Error> {
         let bdfs: Vec<Bdf> = config.vfio.iter().map(|option| option.bdf).collect();
         if bdfs.is_empty() {
@@ -61,8 +61,14 @@ impl Opening {
             preflight::check(&Sysfs::default(), &bdfs)?
         };
         let _span = profile.span("attach IOMMU groups");
-        let iommu = Arc::new(ProfiledIommu::new(Arc::new(Type1::new(&groups)?), profile));
-        profile.note(format!("IOMMU backend: {}", iommu.name()));
+        let wanted = match config.iommu {
+            Iommu::Auto => Wanted::Auto,
+            Iommu::Type1 => Wanted::Type1,
+            Iommu::Iommufd => Wanted::Iommufd,
+        };
+        let chosen = choose(wanted, &Sysfs::default(), &groups, has_peers(config))?;
+        let iommu = Arc::new(ProfiledIommu::new(chosen.backend, profile));
+        profile.note(format!("IOMMU backend: {}, {}", iommu.name(), chosen.why));
         let usable = iommu.iova_ranges()?;
         let thread = {
             let (iommu, bdfs, profile) = (Arc::clone(&iommu), bdfs.clone(), Arc::clone(profile));
@@ -252,6 +258,18 @@ pub fn add_to_buses(
     let range = Range::from_bounds(start, start + ConfigPorts::LEN);
     ports.insert(range, Arc::new(ConfigPorts::new(bus)))?;
     Ok(())
+}
+
+/// Whether devices are to reach each other's BARs.
+fn has_peers(config: &Config) -> bool {
+    let count = |p2p| {
+        config
+            .vfio
+            .iter()
+            .filter(|option| option.p2p == p2p)
+            .count()
+    };
+    count(P2p::On) > 0 || (config.vfio.len() > 1 && count(P2p::Auto) > 0)
 }
 
 /// Slot of device `number` on the root bus.
