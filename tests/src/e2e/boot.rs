@@ -80,7 +80,7 @@ pub fn tests() -> Vec<Test> {
         Test::new(
             "boot::output_into_a_pipe_that_closes",
             plain(),
-            "guest 'yes | head -c 200000; echo done' | head -n 1; echo STATUS ${PIPESTATUS[0]}",
+            "guest 'yes | head -c 4000; echo done' | head -n 1; echo STATUS ${PIPESTATUS[0]}",
             |outcome| outcome.expect("STATUS"),
         ),
         Test::new("boot::shell_on_stdin", plain(), SHELL, |outcome| {

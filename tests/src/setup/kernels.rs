@@ -17,6 +17,8 @@ pub struct Kernel {
     pub name: &'static str,
     /// How the names of its packages begin, as a regular expression.
     packages: &'static str,
+    /// Where the packages are looked for.
+    suites: &'static [&'static str],
 }
 
 /// Every kernel that the lab knows; the first is the default.
@@ -26,24 +28,18 @@ pub const KERNELS: [Kernel; 3] = [
     Kernel {
         name: "7.3",
         packages: r"linux-image-7\.3\.",
+        suites: &["trixie-backports"],
     },
     Kernel {
         name: "6.12",
         packages: r"linux-image-6\.12\.",
+        suites: &["trixie", "trixie-security"],
     },
     Kernel {
         name: "6.1",
         packages: r"linux-image-6\.1\.0-",
+        suites: &["bookworm", "bookworm-security"],
     },
-];
-
-/// Where the packages are looked for.
-const SUITES: [&str; 5] = [
-    "bookworm",
-    "bookworm-security",
-    "trixie",
-    "trixie-security",
-    "trixie-backports",
 ];
 
 /// A kernel in the cache.
@@ -101,14 +97,10 @@ pub fn ensure(cache: &Cache, kernels: &[&'static Kernel]) -> Result<(), Error> {
         return Ok(());
     }
     let mirror = Mirror::of_this_machine()?;
-    eprintln!("lab: reading the package lists");
-    let apt = Apt::prepare(
-        &cache.path("apt-kernels"),
-        &mirror,
-        &SUITES,
-        Installed::Nothing,
-    )?;
     for kernel in missing {
+        eprintln!("lab: reading the package lists for kernel {}", kernel.name);
+        let root = cache.path("apt").join(kernel.name);
+        let apt = Apt::prepare(&root, &mirror, kernel.suites, Installed::Nothing)?;
         fetch(cache, &apt, kernel)?;
     }
     Ok(())
