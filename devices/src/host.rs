@@ -52,6 +52,19 @@ impl Sysfs {
         })
     }
 
+    /// What a VFIO driver calls the function, as in vfio0; `None` when it is bound to none, or
+    /// the kernel is older than 6.1.
+    pub fn vfio_name(&self, bdf: Bdf) -> Option<String> {
+        let entries = fs::read_dir(self.device_path(bdf).join("vfio-dev")).ok()?;
+        let mut names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        names.find(|name| name.starts_with("vfio"))
+    }
+
+    /// A path below the root, as in dev/iommu.
+    pub fn path(&self, relative: &str) -> PathBuf {
+        self.root.join(relative)
+    }
+
     /// The PCI functions of an IOMMU group, ascending.
     pub fn group_members(&self, group: u32) -> io::Result<Vec<Bdf>> {
         let path = format!("sys/kernel/iommu_groups/{group}/devices");

@@ -70,6 +70,11 @@ pub struct Config {
     )]
     pub vfio: Vec<VfioOption>,
 
+    /// The kernel's interface to the IOMMU; auto takes iommufd where the host offers it for all
+    /// devices
+    #[arg(long, value_name = "auto|type1|iommufd", default_value = "auto")]
+    pub iommu: Iommu,
+
     /// Size of the 64-bit MMIO window instead of what the devices need
     #[arg(long, value_name = "SIZE")]
     pub mmio64_size: Option<Size>,
@@ -123,6 +128,18 @@ fn one_line(message: &str) -> String {
     lines.join(" ")
 }
 
+/// Which interface of the kernel maps memory for devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Iommu {
+    /// What the host offers.
+    #[default]
+    Auto,
+    /// VFIO container with the type1 driver.
+    Type1,
+    /// /dev/iommu and the devices' own files.
+    Iommufd,
+}
+
 /// How a peer-to-peer mapping is decided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum P2p {
@@ -163,6 +180,7 @@ mod tests {
         assert_eq!(config.cmdline, "console=ttyS0");
         assert_eq!(config.memory.size.0, 1 << 30);
         assert_eq!(config.cpus.0, 1);
+        assert_eq!(config.iommu, Iommu::Auto);
         assert!(config.vfio.is_empty() && config.boot_profile.is_none());
         assert!(error(&[]).contains("--kernel"));
     }
@@ -193,6 +211,7 @@ mod tests {
         assert!(error(&["--kernel", "k", "--foo"]).contains("--foo"));
         assert!(error(&["--kernel", "k", "--memory", "lots"]).contains("lots"));
         assert!(error(&["--kernel", "k", "--vfio", "nonsense"]).contains("nonsense"));
+        assert!(error(&["--kernel", "k", "--iommu", "vt-d"]).contains("vt-d"));
         assert!(error(&["--kernel", "k", "--cpus", "0"]).contains("at least 1"));
         assert!(error(&["--kernel", "k", "check"]).contains("check"));
     }

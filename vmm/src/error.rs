@@ -14,7 +14,7 @@ use devices::assign::AssignError;
 use devices::assign::ports::CallError;
 use devices::assign::preflight::PreflightError;
 use devices::bus::BusOverlap;
-use devices::iommu::type1::Type1Error;
+use devices::iommu::choose::IommuError;
 use devices::pci::address::Bdf;
 use devices::pci::ecam::DevfnTaken;
 use devices::pci::place_error::PlaceError;
@@ -98,7 +98,7 @@ pub enum Error {
     Device(#[from] PreflightError),
     /// The devices' IOMMU cannot be used.
     #[error(transparent)]
-    Iommu(#[from] Type1Error),
+    Iommu(#[from] IommuError),
     /// A device cannot be opened, mapped or installed.
     #[error(transparent)]
     Assign(#[from] AssignError),

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arch::layout::{AddressRange, GIB, MIB};
-use devices::sys::{Alignment, HostMap, HostRange};
+use devices::sys::{Alignment, DmaFile, HostMap, HostRange};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
@@ -284,7 +284,8 @@ fn map_range(range: &AddressRange, backing: Backing) -> io::Result<HostMap> {
     };
     let file = File::from(memfd_create(c"guest-ram", flags | MFdFlags::MFD_CLOEXEC)?);
     file.set_len(range.len())?;
-    HostMap::of_file(file.as_fd(), 0, range.len(), alignment)
+    let map = HostMap::of_file(file.as_fd(), 0, range.len(), alignment)?;
+    Ok(map.with_dma_file(DmaFile::Memory(file.into())))
 }
 
 /// A view of `map` for vm-memory, which does not own it.

@@ -93,7 +93,10 @@ fn remedy(source: &CallError) -> &'static str {
         ("VFIO_IOMMU_MAP_DMA", Some(libc::EFAULT)) => {
             " (the device's memory decode was turned off behind our back, or it is resetting)"
         }
-        ("VFIO_IOMMU_MAP_DMA", _) => " (p2p=off does without it)",
+        ("IOMMU_IOAS_MAP_FILE", Some(libc::ENODEV)) => {
+            " (the device's memory decode was turned off behind our back, or it is resetting)"
+        }
+        ("VFIO_IOMMU_MAP_DMA" | "IOMMU_IOAS_MAP_FILE", _) => " (p2p=off does without it)",
         _ => "",
     }
 }
@@ -226,6 +229,7 @@ impl BarEngine {
         let ops = plan(
             &state.memory.bars,
             &placed(&state.memory, |bar| !bar.strict),
+            false,
         );
         self.apply(&mut state.memory, &ops, &mut state.clock)
     }
@@ -235,7 +239,7 @@ impl BarEngine {
     pub fn install_peer_to_peer(&self, device: usize) -> Result<(), CommitError> {
         let state = &mut *self.state.lock();
         set_peer_to_peer(&mut state.memory, device, true);
-        let mut ops = plan(&state.memory.bars, &placed(&state.memory, |_| true));
+        let mut ops = plan(&state.memory.bars, &placed(&state.memory, |_| true), false);
         ops.retain(|op| matches!(op, Op::Map(..)));
         let installed = self.apply(&mut state.memory, &ops, &mut state.clock);
         if installed.is_err() {
@@ -258,7 +262,9 @@ impl BarEngine {
         let memory = &mut state.memory;
         let before: Vec<_> = memory.bars.iter().map(guest_side).collect();
         memory.program(device, programmed.memory, addresses, state.clock);
-        let ops = plan(&memory.bars, &answers(&memory.bars, &memory.windows));
+        let cheap_unmap = self.iommu.nature().cheap_unmap;
+        let wanted = answers(&memory.bars, &memory.windows);
+        let ops = plan(&memory.bars, &wanted, cheap_unmap);
         *self.memory_map.write() = memory.decoded();
         let result = self.apply(memory, &ops, &mut state.clock);
         if result.is_err() {
@@ -266,6 +272,27 @@ impl BarEngine {
                 (bar.programmed, bar.decode, bar.since) = old;
             }
             *self.memory_map.write() = memory.decoded();
+        }
+        result
+    }
+
+    /// After a reset of `device`: its dma-bufs were revoked, so that what is mapped through them
+    /// faults until it is unmapped and mapped anew. What cannot be is mapped by the next commit at
+    /// which it answers; the first reason is returned.
+    pub fn remap(&self, device: usize) -> Result<(), CommitError> {
+        if !self.iommu.nature().bars_by_dmabuf {
+            return Ok(());
+        }
+        let state = &mut *self.state.lock();
+        let mut result = Ok(());
+        for (id, iova) in mapped(&state.memory, device) {
+            let remap = [Op::Unmap(id, iova), Op::Map(id, iova)]
+                .into_iter()
+                .try_for_each(|op| {
+                    self.perform(&mut state.memory, op, &mut state.clock)
+                        .map(drop)
+                });
+            result = result.and(remap);
         }
         result
     }
@@ -334,6 +361,20 @@ fn placed(memory: &Space, which: impl Fn(&BarState<Slot>) -> bool) -> Vec<Option
     let bars = memory.bars.iter();
     bars.map(|bar| which(bar).then_some(bar.programmed))
         .collect()
+}
+
+/// Every IO-virtual address that maps an area of `device`.
+fn mapped(memory: &Space, device: usize) -> Vec<(AreaId, u64)> {
+    let keyed = memory.keys.iter().zip(&memory.bars).enumerate();
+    let mine = keyed.filter(|(_, ((key, _), _))| key.device == device);
+    let mut found = Vec::new();
+    for (bar, (_, state)) in mine {
+        for (area, installed) in state.areas.iter().enumerate() {
+            let id = AreaId { bar, area };
+            found.extend(installed.iovas.iter().map(|iova| (id, iova.address)));
+        }
+    }
+    found
 }
 
 fn set_peer_to_peer(memory: &mut Space, device: usize, on: bool) {

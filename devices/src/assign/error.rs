@@ -90,6 +90,16 @@ pub enum AssignError {
         /// The kernel's reason.
         source: CallError,
     },
+    /// Its BARs cannot be handed to the IOMMU for other devices to reach.
+    #[error(
+        "{bdf}: its BARs cannot be exported as dma-buf (peer-to-peer through iommufd needs Linux 6.19 with PCI_P2PDMA on the host; --iommu type1 or p2p=off does without)"
+    )]
+    Export {
+        /// The device.
+        bdf: Bdf,
+        /// The kernel's reason.
+        source: CallError,
+    },
     /// Guest RAM cannot be mapped for DMA.
     #[error("guest RAM at {range} cannot be mapped for DMA{}", ram_remedy(source))]
     Ram {
@@ -114,6 +124,7 @@ impl AssignError {
             | Self::NoRom { .. }
             | Self::NotNvidia { .. }
             | Self::NoRoomForClique { .. }
+            | Self::Export { .. }
             | Self::Ram { .. } => true,
             Self::OpenThread { .. } | Self::Query { .. } | Self::Mmap { .. } | Self::Install(_) => {
                 false

@@ -310,14 +310,27 @@ impl AssignedFunction {
             }
             registers.irq.reset();
             registers.config.reset();
-        } else if let Err(error) = reset_function(
-            self.device.as_ref(),
-            &mut registers.config,
-            &mut registers.irq,
-        ) {
-            self.complain(&format!("do {why}"), &error);
+        } else {
+            let (config, irq) = (&mut registers.config, &mut registers.irq);
+            if let Err(error) = reset_function(self.device.as_ref(), config, irq) {
+                self.complain(&format!("do {why}"), &error);
+            }
+            // Also when it failed: the kernel may have got as far as revoking.
+            self.remap();
         }
         self.commit(registers);
+    }
+
+    fn remap(&self) {
+        if let Err(error) = self.engine.remap(self.number)
+            && self.limit.allow()
+        {
+            tracing::warn!(
+                "after a reset: {error}: {}: {}; other devices cannot reach it by DMA",
+                error.source,
+                error.source.source
+            );
+        }
     }
 }
 

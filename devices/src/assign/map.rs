@@ -2,14 +2,19 @@
 //! guest's second-level ones and the IOMMU's can all use 1 GiB or 2 MiB entries; and guest RAM
 //! into the IOMMU.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use parking_lot::Mutex;
 
 use super::error::AssignError;
-use super::ports::{IommuBackend, MapRequest, Region};
+use super::ports::{CallError, IommuBackend, MapRequest, Region};
 use super::size::{SizedBar, SizedDevice, msix_ranges};
 use super::windows::mappable_areas;
 use crate::range::Range;
-use crate::sys::{Alignment, HostRange};
+use crate::sys::{Alignment, DmaFile, HostRange};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -18,19 +23,37 @@ const GIB: u64 = 1 << 30;
 /// pins one.
 const RAM_CHUNK: u64 = GIB;
 
-/// Maps the areas of one BAR: BAR-relative range and the mapping of it.
+/// The dma-bufs of a device: one for each area of each of its BARs, in order.
+pub type Exports = Vec<Vec<OwnedFd>>;
+
+/// Exports the areas of all BARs of `device`.
+pub fn export(device: &SizedDevice) -> Result<Exports, CallError> {
+    let export = |bar: &SizedBar| {
+        let region = Region::Bar(bar.info.index);
+        let areas = areas(device, bar).into_iter();
+        let files = areas.map(|area| device.device.export_dmabuf(region, area));
+        files.collect::<Result<Vec<_>, _>>()
+    };
+    device.bars.iter().map(export).collect()
+}
+
+fn areas(device: &SizedDevice, bar: &SizedBar) -> Vec<Range> {
+    let caps = device.caps.msix.iter();
+    let trapped: Vec<Range> = caps
+        .flat_map(|cap| msix_ranges(cap, bar.info.index))
+        .collect();
+    mappable_areas(bar.info.size, &bar.region, &trapped)
+}
+
+/// Maps the areas of one BAR: BAR-relative range and the mapping of it, which takes over the
+/// area's dma-buf if there is one.
 pub fn map_bar(
     device: &SizedDevice,
     bar: &SizedBar,
+    dmabufs: Vec<OwnedFd>,
 ) -> Result<Vec<(Range, HostRange)>, AssignError> {
     let index = bar.info.index;
-    let trapped: Vec<Range> = device
-        .caps
-        .msix
-        .iter()
-        .flat_map(|cap| msix_ranges(cap, index))
-        .collect();
-    let areas = mappable_areas(bar.info.size, &bar.region, &trapped);
+    let mut dmabufs = dmabufs.into_iter();
     let map = |area: Range| {
         let at = congruent(bar.info.size, area);
         let map = device.device.mmap(Region::Bar(index), area, at);
@@ -40,9 +63,13 @@ pub fn map_bar(
             area,
             source,
         })?;
+        let map = match dmabufs.next() {
+            Some(file) => map.with_dma_file(DmaFile::Device(file)),
+            None => map,
+        };
         Ok((area, HostRange::whole(Arc::new(map))))
     };
-    areas.into_iter().map(map).collect()
+    areas(device, bar).into_iter().map(map).collect()
 }
 
 /// Host-virtual address congruent to the offset in the BAR. A BAR lies at a multiple of its size in
@@ -54,21 +81,43 @@ fn congruent(bar_size: u64, area: Range) -> Alignment {
     }
 }
 
-/// Maps guest RAM (guest-physical address and mapping of each block) for DMA, in chunks. When one
-/// fails, the chunks before it are unmapped.
+/// Maps guest RAM (guest-physical address and mapping of each block) for DMA, in chunks; several
+/// at a time where the backend can. When one fails, those that were mapped are unmapped.
 pub fn map_ram(iommu: &dyn IommuBackend, ram: &[(u64, HostRange)]) -> Result<(), AssignError> {
-    let mut done: Vec<Range> = Vec::new();
-    for (gpa, block) in ram {
-        for (iova, memory) in chunks(*gpa, block) {
+    let chunks: Vec<_> = ram.iter().flat_map(|(gpa, b)| chunks(*gpa, b)).collect();
+    let threads = match iommu.nature().parallel_maps {
+        true => thread::available_parallelism().map_or(1, usize::from),
+        false => 1,
+    };
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    let work = || -> Result<(), AssignError> {
+        while let Some((iova, memory)) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let (iova, memory) = (*iova, memory.clone());
             let range = Range::from_bounds(iova, iova.saturating_add(memory.len()));
             if let Err(source) = iommu.map(&MapRequest { iova, memory }) {
-                unmap_all(iommu, &done);
+                // The others need not go on.
+                next.store(chunks.len(), Ordering::Relaxed);
                 return Err(AssignError::Ram { range, source });
             }
-            done.push(range);
+            done.lock().push(range);
         }
+        Ok(())
+    };
+    let helpers = threads.min(chunks.len());
+    let result = thread::scope(|scope| {
+        let helpers: Vec<_> = (1..helpers).map(|_| scope.spawn(work)).collect();
+        let mine = work();
+        let theirs = helpers.into_iter().map(|helper| {
+            let died = |panic| std::panic::resume_unwind(panic);
+            helper.join().unwrap_or_else(died)
+        });
+        theirs.fold(mine, Result::and)
+    });
+    if result.is_err() {
+        unmap_all(iommu, &done.into_inner());
     }
-    Ok(())
+    result
 }
 
 fn unmap_all(iommu: &dyn IommuBackend, ranges: &[Range]) {

@@ -4,7 +4,7 @@
 //! 2. [`size`]: configuration space, BARs, interrupts of each; [`windows`]: what can be mapped;
 //! 3. [`crate::pci::place`]: a guest-physical address for every BAR;
 //! 4. [`map`]: areas into the VMM, RAM into the IOMMU; [`commit`]: areas into memslots and, where
-//!    peers may reach them, into the IOMMU;
+//!    [`peers`] may reach them, into the IOMMU;
 //! 5. [`function`]: the guest's configuration accesses ([`config`]) and BAR accesses that
 //!    [`trap`]; a write to COMMAND or a BAR is planned ([`plan`]) and committed ([`commit`]), a
 //!    [`reset`] is carried out;
@@ -19,6 +19,7 @@ pub mod function;
 pub mod irq;
 pub mod map;
 pub mod open;
+pub mod peers;
 pub mod plan;
 pub mod ports;
 pub mod preflight;
@@ -53,6 +54,7 @@ use commit::{BarEngine, EngineBar, ROM};
 use config::{ConfigSetup, ConfigSpace};
 use function::AssignedFunction;
 use irq::{Interrupts, IrqCounts, IrqPorts};
+use peers::Peers;
 use ports::{IommuBackend, MemSlots};
 use trap::{BarWindow, Space};
 
@@ -135,9 +137,10 @@ impl Assignment {
         ports: &Ports,
         gsi: impl Fn(usize, u8) -> u32,
     ) -> Result<Self, AssignError> {
-        let engine = engine(&devices, options, placement, &windows, ports)?;
+        let mut peers = Peers::new(devices.len(), options);
+        let engine = engine(&devices, options, &mut peers, placement, &windows, ports)?;
         engine.install_slots()?;
-        install_peer_to_peer(&engine, &devices, options)?;
+        install_peer_to_peer(&engine, &devices, peers)?;
         let engine = Arc::new(engine);
         let functions = devices
             .into_iter()
@@ -181,10 +184,12 @@ impl Assignment {
 fn engine(
     devices: &[SizedDevice],
     options: &[DeviceOptions],
+    peers: &mut Peers,
     placement: &Placement,
     windows: &BarWindows,
     ports: &Ports,
 ) -> Result<BarEngine, AssignError> {
+    let by_dmabuf = ports.iommu.nature().bars_by_dmabuf;
     let mut bars = Vec::new();
     for (number, device) in devices.iter().enumerate() {
         let options = options.get(number).copied().unwrap_or_default();
@@ -197,11 +202,16 @@ fn engine(
             strict: true,
             areas: Vec::new(),
         }));
+        let exports = match by_dmabuf {
+            true => peers.export(number, device)?,
+            false => Vec::new(),
+        };
+        let mut exports = exports.into_iter();
         for bar in &device.bars {
-            let trapped = options.trapped.get(usize::from(bar.info.index));
-            let areas = match trapped {
+            let dmabufs = exports.next().unwrap_or_default();
+            let areas = match options.trapped.get(usize::from(bar.info.index)) {
                 Some(true) => Vec::new(),
-                _ => map::map_bar(device, bar)?,
+                _ => map::map_bar(device, bar, dmabufs)?,
             };
             bars.push(EngineBar {
                 device: number,
@@ -222,35 +232,21 @@ fn engine(
     ))
 }
 
-/// Maps BARs for peers where the options and the number of devices ask for it.
+/// Maps the BARs that `peers` are to reach.
 fn install_peer_to_peer(
     engine: &BarEngine,
     devices: &[SizedDevice],
-    options: &[DeviceOptions],
+    mut peers: Peers,
 ) -> Result<(), AssignError> {
     for (number, device) in devices.iter().enumerate() {
-        let wanted = options
-            .get(number)
-            .copied()
-            .unwrap_or_default()
-            .peer_to_peer;
-        let skip = match wanted {
-            PeerToPeer::Off => true,
-            PeerToPeer::Auto => devices.len() < 2,
-            PeerToPeer::On => false,
-        };
-        if skip {
-            continue;
+        if peers.wanted(number)
+            && let Err(error) = engine.install_peer_to_peer(number)
+        {
+            peers.give_up(number, device.bdf, error.into())?;
         }
-        match engine.install_peer_to_peer(number) {
-            Err(error) if wanted == PeerToPeer::Auto => tracing::warn!(
-                "{}: other devices cannot reach its BARs by DMA (peer-to-peer is off for it): {error}: {}: {}",
-                device.bdf,
-                error.source,
-                error.source.source
-            ),
-            done => done?,
-        }
+    }
+    if let Some(warning) = peers.warning() {
+        tracing::warn!("{warning}");
     }
     Ok(())
 }

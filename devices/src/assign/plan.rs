@@ -7,6 +7,7 @@
 //! * Decoded at a new legal address: the slot moves, the new IOVA is mapped, the old one stays:
 //!   unmapping is what a guest would wait for (45 ms/GiB on type1).
 //! * Decoded at an illegal address: the slot goes, so that the BAR answers nowhere.
+//! * Where unmapping is cheap (dma-buf), a decoded BAR keeps no IOVA but that where it answers.
 //! * Where a decoded BAR answers, no stale install of another BAR may: it is evicted first.
 //! * Of two decoded BARs that overlap the earlier stays and the later answers nowhere.
 
@@ -111,11 +112,11 @@ pub fn answers<S>(bars: &[BarState<S>], windows: &[Range]) -> Vec<Option<u64>> {
 
 /// The operations that turn what is installed into what `answers` demands, in order: slots that
 /// must go, slots that move or come, IO-virtual addresses whose range is needed, new mappings.
-pub fn plan<S>(bars: &[BarState<S>], answers: &[Option<u64>]) -> Vec<Op> {
+pub fn plan<S>(bars: &[BarState<S>], answers: &[Option<u64>], cheap_unmap: bool) -> Vec<Op> {
     let mut planner = Planner::new(bars, answers);
     planner.clear_slots();
     planner.place_slots();
-    planner.map_iovas();
+    planner.map_iovas(cheap_unmap);
     planner.ops
 }
 
@@ -219,9 +220,10 @@ impl<'a, S> Planner<'a, S> {
         }
     }
 
-    /// Unmaps stale IO-virtual addresses where another BAR answers now, then the oldest beyond
-    /// the limit; maps what answers and is not mapped there.
-    fn map_iovas(&mut self) {
+    /// Unmaps stale IO-virtual addresses where another BAR answers now (or all that a decoded BAR
+    /// has left, where that is cheap), then the oldest beyond the limit; maps what answers and is
+    /// not mapped there.
+    fn map_iovas(&mut self, cheap_unmap: bool) {
         let mut stale = Vec::new();
         let mut maps = Vec::new();
         for (id, bar, area) in areas(self.bars) {
@@ -232,9 +234,11 @@ impl<'a, S> Planner<'a, S> {
             let others = area.iovas.iter().filter(|iova| Some(iova.address) != here);
             stale.extend(others.map(|iova| (iova.age, id, at(iova.address, &area.range))));
         }
-        let (evicted, mut kept): (Vec<_>, Vec<_>) = stale
-            .into_iter()
-            .partition(|(_, id, range)| self.answers_for_another(id.bar, range));
+        let (evicted, mut kept): (Vec<_>, Vec<_>) =
+            stale.into_iter().partition(|(_, id, range)| {
+                let moved = self.bars.get(id.bar).is_some_and(|bar| bar.decode);
+                (cheap_unmap && moved) || self.answers_for_another(id.bar, range)
+            });
         kept.sort_unstable_by_key(|(age, ..)| *age);
         kept.truncate(kept.len().saturating_sub(MAX_STALE_IOVAS));
         let unmaps = evicted.into_iter().chain(kept);
@@ -282,7 +286,12 @@ mod tests {
     }
 
     fn ops(bars: &[BarState<u32>]) -> Vec<Op> {
-        plan(bars, &answers(bars, &[WINDOW]))
+        plan(bars, &answers(bars, &[WINDOW]), false)
+    }
+
+    /// What there is to do where unmapping is cheap.
+    fn cheap_ops(bars: &[BarState<u32>]) -> Vec<Op> {
+        plan(bars, &answers(bars, &[WINDOW]), true)
     }
 
     #[test]
@@ -306,6 +315,26 @@ mod tests {
             ops(&[b]),
             [Op::MoveSlot(id(0), 70 * GIB), Op::Map(id(0), 70 * GIB)]
         );
+    }
+
+    #[test]
+    fn where_unmapping_is_cheap_a_decoded_bar_leaves_nothing_behind() {
+        let moved = bar(70 * GIB, true, 1, Some(64 * GIB));
+        assert_eq!(
+            cheap_ops(&[moved]),
+            [
+                Op::MoveSlot(id(0), 70 * GIB),
+                Op::Unmap(id(0), 64 * GIB),
+                Op::Map(id(0), 70 * GIB)
+            ]
+        );
+        let nowhere = bar(0, true, 1, Some(64 * GIB));
+        assert_eq!(
+            cheap_ops(&[nowhere]),
+            [Op::ClearSlot(id(0)), Op::Unmap(id(0), 64 * GIB)]
+        );
+        let asleep = bar(0, false, 1, Some(64 * GIB));
+        assert!(cheap_ops(&[asleep]).is_empty());
     }
 
     #[test]

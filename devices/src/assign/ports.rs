@@ -5,7 +5,7 @@
 //! reason. Implementations keep a [`HostRange`] alive for as long as the kernel uses it.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 
 use vmm_sys_util::eventfd::EventFd;
 
@@ -127,6 +127,10 @@ pub trait VfioDevice: Send + Sync {
     /// Maps `area` (region-relative, page-aligned) of `region`.
     fn mmap(&self, region: Region, area: Range, at: Alignment) -> Result<HostMap, CallError>;
 
+    /// A dma-buf of `area` of `region`, for [`crate::sys::HostMap::with_dma_file`]. A reset of the
+    /// device revokes what was mapped through it; it can be mapped anew afterwards.
+    fn export_dmabuf(&self, region: Region, area: Range) -> Result<OwnedFd, CallError>;
+
     /// How many vectors of a kind the device has.
     fn irq_info(&self, index: IrqIndex) -> Result<IrqInfo, CallError>;
 
@@ -156,10 +160,25 @@ impl MapRequest {
     }
 }
 
+/// In what IOMMU backends differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IommuNature {
+    /// BARs are mapped by dma-buf ([`VfioDevice::export_dmabuf`]), which a reset revokes: their
+    /// mappings must then be unmapped and made anew.
+    pub bars_by_dmabuf: bool,
+    /// Unmapping a BAR takes no time worth saving.
+    pub cheap_unmap: bool,
+    /// Mappings of different ranges are made at the same time when asked for by several threads.
+    pub parallel_maps: bool,
+}
+
 /// An IOMMU context that all assigned devices share.
 pub trait IommuBackend: Send + Sync {
     /// `type1` or `iommufd`.
     fn name(&self) -> &'static str;
+
+    /// What it can do.
+    fn nature(&self) -> IommuNature;
 
     /// Opens one device; the kernel resets it meanwhile. Called from several threads at once.
     fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, CallError>;

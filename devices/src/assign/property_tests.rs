@@ -3,10 +3,11 @@
 //! kernel refuses any call, nothing has changed.
 
 use super::plan::MAX_STALE_IOVAS;
-use super::testing::{GIB, RAM, Rig, bdf};
+use super::ports::IommuNature;
+use super::testing::{DMABUF, GIB, RAM, Rig, bdf};
 use super::{DeviceOptions, PeerToPeer};
 use crate::fake::{Event, FakeDeviceSpec};
-use crate::pci::spec::Command;
+use crate::pci::spec::{Command, pcie};
 use crate::range::Range;
 
 const SIZE: u64 = 16 * GIB;
@@ -33,6 +34,8 @@ impl Random {
 enum Step {
     Command(usize, u16),
     BarDword(usize, u8, u32),
+    /// A function-level reset through PCIe device control.
+    Reset(usize),
 }
 
 /// The rules, written down a second time: what PCI says each function decodes, in which order.
@@ -63,6 +66,10 @@ impl Model {
                 self.bar[device] = (cleared | u64::from(value) << shift) & !(SIZE - 1);
                 device
             }
+            Step::Reset(device) => {
+                (self.command[device], self.bar[device]) = (0, 0);
+                device
+            }
         };
         let moved = before.bar[device] != self.bar[device];
         if self.decodes(device) && (moved || !before.decodes(device)) {
@@ -90,18 +97,21 @@ struct Guest {
     /// Host-virtual address of each device's BAR.
     memory: [u64; 2],
     strict: bool,
+    nature: IommuNature,
+    /// Whether it resets its devices now and then.
+    resets: bool,
 }
 
 impl Guest {
-    fn new(seed: u64, strict: bool) -> Self {
+    fn new(seed: u64, strict: bool, nature: IommuNature) -> Self {
         let bar = crate::pci::bar::BarKind::Mem64 { prefetchable: true };
-        let spec = |n| FakeDeviceSpec::bare(bdf(n)).bar(BAR, bar, SIZE);
+        let spec = |n| FakeDeviceSpec::bare(bdf(n)).bar(BAR, bar, SIZE).express();
         let options = DeviceOptions {
             peer_to_peer: PeerToPeer::On,
             strict_decode: strict,
             ..DeviceOptions::default()
         };
-        let rig = Rig::new(vec![spec(1), spec(2)], options);
+        let rig = Rig::on(nature, vec![spec(1), spec(2)], options);
         let placed = [rig.placed(0, BAR), rig.placed(1, BAR)];
         let mapped = rig.kernel.mappings();
         let at = |gpa| mapped.iter().find(|(range, _)| range.start() == gpa);
@@ -118,11 +128,16 @@ impl Guest {
             window,
             memory,
             strict,
+            nature,
+            resets: false,
         }
     }
 
     fn step(&mut self) -> Step {
         let device = self.random.below(2) as usize;
+        if self.resets && self.random.below(50) == 0 {
+            return Step::Reset(device);
+        }
         if self.random.below(3) == 0 {
             // No bus mastering here: that is a call to the device, not to slots or IOMMU.
             let bits = [0, 1, 2, 3, 0x402][self.random.below(5) as usize];
@@ -147,6 +162,11 @@ impl Guest {
             Step::Command(device, command) => self.rig.write_command(device, command),
             Step::BarDword(device, high, value) => {
                 self.rig.write_bar_register(device, BAR + high, value);
+            }
+            Step::Reset(device) => {
+                let control = 0x60 + pcie::DEVCTL;
+                self.rig
+                    .write_config(device, control, &0x8000u16.to_le_bytes());
             }
         }
     }
@@ -184,6 +204,29 @@ impl Guest {
             assert!(*hva != 0);
         }
         assert!(mappings.len() <= MAX_STALE_IOVAS + 2);
+        if self.nature.cheap_unmap {
+            self.check_nothing_is_left(&answers, &mappings, step);
+        }
+    }
+
+    /// Where unmapping is cheap, a device that decodes is mapped where it answers and nowhere else.
+    fn check_nothing_is_left(
+        &self,
+        answers: &[Option<Range>; 2],
+        mappings: &[(Range, u64)],
+        step: Step,
+    ) {
+        for (device, answer) in answers.iter().enumerate() {
+            let mine = mappings
+                .iter()
+                .filter(|(_, hva)| *hva == self.memory[device]);
+            let mine: Vec<Range> = mine.map(|(range, _)| *range).collect();
+            if self.model.decodes(device) {
+                assert_eq!(mine, Vec::from_iter(*answer), "{step:?}");
+            } else {
+                assert!(mine.len() <= 1, "{step:?}");
+            }
+        }
     }
 
     fn check_readback(&self, device: usize) {
@@ -193,8 +236,11 @@ impl Guest {
         assert_eq!((read, low & 0xf), (self.model.bar[device], 0xc));
     }
 
-    /// Unmapping happens only where another BAR answers now.
+    /// Where unmapping is dear, it happens only where another BAR answers now.
     fn check_unmaps(&self, log: &[Event]) {
+        if self.nature.cheap_unmap {
+            return;
+        }
         for event in log {
             if let Event::Unmap(range) = event {
                 let mut answers = [0, 1]
@@ -208,9 +254,11 @@ impl Guest {
 
 #[test]
 fn a_hundred_thousand_random_writes_keep_every_promise() {
-    for (seed, strict) in [(1, false), (2, true)] {
-        let mut guest = Guest::new(seed, strict);
-        for _ in 0..50_000 {
+    let type1 = IommuNature::default();
+    for (seed, strict, nature) in [(1, false, type1), (2, true, type1), (4, false, DMABUF)] {
+        let mut guest = Guest::new(seed, strict, nature);
+        guest.resets = true;
+        for _ in 0..100_000 {
             let step = guest.step();
             guest.model.take(step);
             guest.drive(step);
@@ -223,7 +271,12 @@ fn a_hundred_thousand_random_writes_keep_every_promise() {
 
 #[test]
 fn every_refused_call_leaves_everything_as_it_was() {
-    let mut guest = Guest::new(3, false);
+    for nature in [IommuNature::default(), DMABUF] {
+        refuse_every_call(Guest::new(3, false, nature));
+    }
+}
+
+fn refuse_every_call(mut guest: Guest) {
     let mut refused = 0;
     for _ in 0..3_000 {
         let step = guest.step();

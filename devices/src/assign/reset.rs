@@ -8,7 +8,9 @@
 //! 2. COMMAND.MASTER is cleared on the device: the kernel saves and restores COMMAND over a reset,
 //!    so DMA would go on before the guest's driver is ready for it.
 //! 3. `VFIO_DEVICE_RESET`. A vCPU that touches a BAR meanwhile waits in its page fault.
-//! 4. The guest sees reset values and restores them itself, as after any reset.
+//! 4. BARs mapped by dma-buf are mapped anew ([`super::commit::BarEngine::remap`]): the reset
+//!    revoked them.
+//! 5. The guest sees reset values and restores them itself, as after any reset.
 
 use super::config::ConfigSpace;
 use super::irq::Interrupts;

@@ -1,7 +1,7 @@
 //! Resets that a guest asks for, on the fake kernel.
 
 use super::DeviceOptions;
-use super::testing::{GIB, Rig, bdf};
+use super::testing::{DMABUF, GIB, Rig, bdf};
 use crate::fake::{Event, FakeDeviceSpec};
 use crate::pci::spec::{Command, pcie, pm};
 
@@ -116,5 +116,68 @@ fn a_refused_reset_still_leaves_interrupts_and_bus_mastering_off() {
         assert_eq!(rig.read_config(0, 4) as u16, 0, "call {call}");
         assert_eq!(rig.kernel.route_count(), 0);
         check_guest_sees_reset_values_and_comes_back(&rig);
+    }
+}
+
+/// Two GPUs that reach each other through dma-bufs, running.
+fn dmabuf_peers() -> Rig {
+    let gpu = |n| FakeDeviceSpec::gpu(bdf(n), 16 * GIB).express();
+    let rig = Rig::on(DMABUF, vec![gpu(1), gpu(2)], DeviceOptions::default());
+    for device in [0, 1] {
+        rig.write_command(device, ON);
+    }
+    rig.kernel.take_log();
+    rig
+}
+
+#[test]
+fn a_reset_maps_revoked_dmabufs_anew_where_they_were() {
+    let rig = dmabuf_peers();
+    let before = rig.kernel.mappings();
+    rig.write_config(0, DEVCTL, &0x8000u16.to_le_bytes());
+    assert_eq!(rig.kernel.mappings(), before);
+    assert_eq!(rig.kernel.dead_mappings(), 0);
+    let log = rig.kernel.take_log();
+    let reset = log.iter().position(|e| matches!(e, Event::Reset(_)));
+    let unmaps = log.iter().filter(|e| matches!(e, Event::Unmap(_)));
+    assert_eq!(unmaps.count(), before.len() / 2, "the other device's stay");
+    let exports = log.iter().filter(|e| matches!(e, Event::Export(_)));
+    assert_eq!(exports.count(), 0, "the same descriptors serve again");
+    let first = log.iter().position(|e| matches!(e, Event::Unmap(_)));
+    assert!(reset < first, "{log:?}");
+    // The guest restores the function elsewhere.
+    let elsewhere = rig.placement.mmio64.unwrap().end() - 16 * GIB;
+    rig.move_bar(0, 2, elsewhere);
+    rig.write_command(0, ON);
+    let mapped = rig.kernel.mappings();
+    assert!(mapped.iter().any(|(range, _)| range.start() == elsewhere));
+    assert!(
+        !mapped
+            .iter()
+            .any(|(range, _)| range.start() == rig.placed(0, 2))
+    );
+    assert_eq!(rig.kernel.dead_mappings(), 0);
+}
+
+#[test]
+fn whichever_call_of_a_reset_is_refused_no_dead_mapping_stays_where_a_bar_answers() {
+    for call in 0..24 {
+        let rig = dmabuf_peers();
+        let home = rig.placed(0, 2);
+        rig.kernel.fail_after(call, libc::EIO);
+        rig.write_config(0, DEVCTL, &0x8000u16.to_le_bytes());
+        rig.kernel.take_pending_failure();
+        rig.write_config(0, DEVCTL, &0x8000u16.to_le_bytes());
+        for (bar, kind) in [(0, 1), (2, 2)] {
+            let address = rig.placed(0, bar);
+            rig.write_bar_register(0, bar, address as u32);
+            if kind == 2 {
+                rig.write_bar_register(0, bar + 1, (address >> 32) as u32);
+            }
+        }
+        rig.write_command(0, ON);
+        let mapped = rig.kernel.mappings();
+        assert!(mapped.iter().any(|(range, _)| range.start() == home));
+        assert_eq!(rig.kernel.dead_mappings(), 0, "call {call}");
     }
 }

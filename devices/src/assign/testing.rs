@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use super::commit::BarKey;
 use super::irq::IrqPorts;
-use super::ports::{IommuBackend, MemSlots};
-use super::{Assignment, BarWindows, DeviceOptions, Ports, SizedDevice, place_requests};
+use super::ports::{IommuBackend, IommuNature, MemSlots};
+use super::{
+    AssignError, Assignment, BarWindows, DeviceOptions, Ports, SizedDevice, place_requests,
+};
 use crate::assign::open::open_all;
 use crate::fake::{FakeDeviceSpec, FakeKernel};
 use crate::pci::address::Bdf;
@@ -17,6 +19,12 @@ use crate::range::Range;
 use crate::sys::{Alignment, HostMap, HostRange};
 
 pub const GIB: u64 = 1 << 30;
+/// As iommufd is.
+pub const DMABUF: IommuNature = IommuNature {
+    bars_by_dmabuf: true,
+    cheap_unmap: true,
+    parallel_maps: true,
+};
 /// Guest RAM of every rig; it has a slot, so that nothing may be put over it.
 pub const RAM: Range = Range::from_bounds(0, GIB);
 
@@ -46,18 +54,43 @@ pub fn ports(kernel: &Arc<FakeKernel>) -> Ports {
 }
 
 impl Rig {
+    /// On a backend like type1.
     pub fn new(specs: Vec<FakeDeviceSpec>, options: DeviceOptions) -> Self {
-        Self::with(specs, options, |_| ())
+        Self::on(IommuNature::default(), specs, options)
     }
 
-    /// The same with every opened device adjusted before it is placed.
+    /// With every opened device adjusted before it is placed.
     pub fn with(
         specs: Vec<FakeDeviceSpec>,
         options: DeviceOptions,
         adjust: impl Fn(&mut SizedDevice),
     ) -> Self {
+        Self::build(IommuNature::default(), specs, &[options], adjust).unwrap()
+    }
+
+    /// On a backend of any nature.
+    pub fn on(nature: IommuNature, specs: Vec<FakeDeviceSpec>, options: DeviceOptions) -> Self {
+        let rig = Self::try_on(nature, specs, &[options]);
+        rig.unwrap()
+    }
+
+    /// The last of `options` holds for all further devices, too.
+    pub fn try_on(
+        nature: IommuNature,
+        specs: Vec<FakeDeviceSpec>,
+        options: &[DeviceOptions],
+    ) -> Result<Self, AssignError> {
+        Self::build(nature, specs, options, |_| ())
+    }
+
+    fn build(
+        nature: IommuNature,
+        specs: Vec<FakeDeviceSpec>,
+        options: &[DeviceOptions],
+        adjust: impl Fn(&mut SizedDevice),
+    ) -> Result<Self, AssignError> {
         let bdfs: Vec<Bdf> = specs.iter().map(|spec| spec.bdf).collect();
-        let kernel = FakeKernel::new(specs);
+        let kernel = FakeKernel::with_nature(specs, nature);
         let ram = HostMap::anonymous(RAM.len(), Alignment::PAGE).unwrap();
         kernel.set(0, &HostRange::whole(Arc::new(ram))).unwrap();
         let ports = ports(&kernel);
@@ -72,7 +105,9 @@ impl Rig {
             reserved: Vec::new(),
             mmio64_size: None,
         };
-        let options = vec![options; devices.len()];
+        let last = options.last().copied().unwrap_or_default();
+        let mut options = options.to_vec();
+        options.resize(devices.len(), last);
         let placement = place(&place_requests(&devices, &options), &space).unwrap();
         let windows = BarWindows {
             memory: [Some(placement.mmio32), placement.mmio64]
@@ -89,11 +124,11 @@ impl Rig {
             &ports,
             |number, pin| 16 + (number as u32 + u32::from(pin)) % 8,
         );
-        Self {
+        Ok(Self {
             kernel,
-            assignment: assignment.unwrap(),
+            assignment: assignment?,
             placement,
-        }
+        })
     }
 
     pub fn write_config(&self, device: usize, offset: u16, data: &[u8]) {

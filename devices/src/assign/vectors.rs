@@ -267,6 +267,7 @@ mod tests {
             bars: Default::default(),
             irqs: BTreeMap::from([(IrqIndex::Msix, info)]),
             can_reset: false,
+            can_export: false,
         }]);
         Rig {
             device: kernel.open(Bdf::default()).unwrap(),

@@ -1,15 +1,19 @@
 //! A fake PCI device behind [`VfioDevice`].
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::kernel::{Event, FakeKernel};
+use super::kernel::{Dmabuf, Event, FakeKernel};
 use crate::assign::ports::{
     CallError, IrqIndex, IrqInfo, IrqRequest, Region, RegionInfo, VfioDevice,
 };
 use crate::pci::address::Bdf;
+use crate::pci::image;
+use crate::pci::spec::{Command, Reg};
 use crate::range::Range;
 use crate::sys::{Alignment, HostMap};
 
@@ -26,6 +30,8 @@ pub struct FakeDeviceSpec {
     pub irqs: BTreeMap<IrqIndex, IrqInfo>,
     /// `VFIO_DEVICE_RESET` works.
     pub can_reset: bool,
+    /// The kernel exports its BARs as dma-buf.
+    pub can_export: bool,
 }
 
 /// An opened fake device.
@@ -48,9 +54,14 @@ fn refused(call: &'static str, errno: i32) -> CallError {
 const SET_IRQS: &str = "VFIO_DEVICE_SET_IRQS";
 
 impl FakeDevice {
+    /// vfio-pci turns the decoders on when it opens a device.
     pub(super) fn new(spec: FakeDeviceSpec, kernel: Arc<FakeKernel>) -> Self {
+        let mut config = spec.config.clone();
+        let command = image::read_u16(&config, Reg::COMMAND.offset());
+        let command = command | Command::MEMORY.bits();
+        image::write_u16(&mut config, Reg::COMMAND.offset(), command);
         Self {
-            config: Mutex::new(spec.config.clone()),
+            config: Mutex::new(config),
             spec,
             kernel,
             stored: Mutex::default(),
@@ -69,6 +80,12 @@ impl FakeDevice {
         if let Some(bytes) = config.get_mut(offset..offset + data.len()) {
             bytes.copy_from_slice(data);
         }
+    }
+
+    /// Whether it decodes its memory BARs.
+    fn decodes(&self) -> bool {
+        let command = image::read_u16(&self.config.lock(), Reg::COMMAND.offset());
+        Command::from_bits_retain(command).contains(Command::MEMORY)
     }
 
     /// Which vectors of a kind are armed.
@@ -131,11 +148,16 @@ impl VfioDevice for Arc<FakeDevice> {
         if region == Region::Config {
             let event = Event::ConfigWrite(self.spec.bdf, offset, data.to_vec());
             self.kernel.call("pwrite of the device", event)?;
+            let before = self.decodes();
             let mut config = self.config.lock();
             let bytes = config.get_mut(offset as usize..offset as usize + data.len());
             bytes
                 .ok_or(refused("pwrite", libc::EINVAL))?
                 .copy_from_slice(data);
+            drop(config);
+            if before != self.decodes() {
+                self.kernel.revoke(self.spec.bdf, before);
+            }
             return Ok(());
         }
         let mut stored = self.stored.lock();
@@ -149,7 +171,29 @@ impl VfioDevice for Arc<FakeDevice> {
         if area.end() > size || !area.start().is_multiple_of(4096) {
             return Err(refused(call, libc::EINVAL));
         }
-        HostMap::anonymous(area.len(), at).map_err(|source| CallError { call, source })
+        let map = HostMap::anonymous(area.len(), at);
+        let map = map.map_err(|source| CallError { call, source })?;
+        let range = Range::from_bounds(map.address(), map.address() + map.len());
+        self.kernel.add_bar(range);
+        Ok(map)
+    }
+
+    fn export_dmabuf(&self, region: Region, area: Range) -> Result<OwnedFd, CallError> {
+        const CALL: &str = "VFIO_DEVICE_FEATURE_DMA_BUF";
+        let owner = self.spec.bdf;
+        self.kernel.call(CALL, Event::Export(owner))?;
+        if !self.spec.can_export {
+            return Err(refused(CALL, libc::ENOTTY));
+        }
+        if area.end() > self.region_info(region)?.size {
+            return Err(refused(CALL, libc::EINVAL));
+        }
+        // Any file will do: it is known by its descriptor.
+        let file = File::open("/dev/null").map_err(|source| CallError { call: CALL, source })?;
+        let file = OwnedFd::from(file);
+        let revoked = !self.decodes();
+        self.kernel.add_dmabuf(&file, Dmabuf { owner, revoked });
+        Ok(file)
     }
 
     fn irq_info(&self, index: IrqIndex) -> Result<IrqInfo, CallError> {
@@ -185,7 +229,9 @@ impl VfioDevice for Arc<FakeDevice> {
     }
 
     fn reset(&self) -> Result<(), CallError> {
-        self.kernel
-            .call("VFIO_DEVICE_RESET", Event::Reset(self.spec.bdf))
+        let bdf = self.spec.bdf;
+        self.kernel.call("VFIO_DEVICE_RESET", Event::Reset(bdf))?;
+        self.kernel.revoke(bdf, !self.decodes());
+        Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -10,8 +10,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::device::{FakeDevice, FakeDeviceSpec};
 use crate::assign::ports::{
-    CallError, IntxLines, IommuBackend, MapRequest, MemSlots, MsiMessage, MsiRoutes, Slot,
-    VectorChange, VectorId, VfioDevice,
+    CallError, IntxLines, IommuBackend, IommuNature, MapRequest, MemSlots, MsiMessage, MsiRoutes,
+    Slot, VectorChange, VectorId, VfioDevice,
 };
 use crate::pci::address::Bdf;
 use crate::range::Range;
@@ -47,6 +47,8 @@ pub enum Event {
     ConfigWrite(Bdf, u64, Vec<u8>),
     /// `VFIO_DEVICE_RESET`.
     Reset(Bdf),
+    /// `VFIO_DEVICE_FEATURE_DMA_BUF`.
+    Export(Bdf),
 }
 
 /// How many calls of the expensive classes a log holds.
@@ -64,6 +66,19 @@ pub struct Tally {
     pub irqs: usize,
 }
 
+struct Mapping {
+    memory: HostRange,
+    /// It was made through a dma-buf that was revoked since.
+    dead: bool,
+}
+
+/// drivers/vfio/pci/vfio_pci_dmabuf.c
+pub(super) struct Dmabuf {
+    pub owner: Bdf,
+    /// The device does not decode, or is being reset.
+    pub revoked: bool,
+}
+
 #[derive(Default)]
 struct State {
     log: Vec<Event>,
@@ -71,7 +86,10 @@ struct State {
     calls: usize,
     next_slot: u32,
     slots: BTreeMap<u32, (Range, HostRange)>,
-    mappings: BTreeMap<u64, HostRange>,
+    mappings: BTreeMap<u64, Mapping>,
+    /// Host-virtual addresses of BARs.
+    bars: Vec<Range>,
+    dmabufs: BTreeMap<RawFd, Dmabuf>,
     routes: BTreeMap<VectorId, MsiMessage>,
     intx: Vec<u32>,
 }
@@ -81,6 +99,7 @@ pub struct FakeKernel {
     state: Mutex<State>,
     iova_ranges: Vec<Range>,
     mapping_limit: usize,
+    nature: IommuNature,
     devices: BTreeMap<Bdf, FakeDeviceSpec>,
     opened: Mutex<BTreeMap<Bdf, Arc<FakeDevice>>>,
 }
@@ -93,18 +112,24 @@ fn refused(call: &'static str, errno: i32) -> CallError {
 }
 
 impl FakeKernel {
-    /// A kernel with these devices, a 48-bit IOMMU and 65535 mappings.
+    /// A kernel with these devices, a 48-bit IOMMU and 65535 mappings, as type1 is.
     pub fn new(devices: Vec<FakeDeviceSpec>) -> Arc<Self> {
+        Self::with_nature(devices, IommuNature::default())
+    }
+
+    /// The same with an IOMMU backend of another nature.
+    pub fn with_nature(devices: Vec<FakeDeviceSpec>, nature: IommuNature) -> Arc<Self> {
         let usable = vec![
             Range::from_bounds(0, 0xfee0_0000),
             Range::from_bounds(0xfef0_0000, 1 << 48),
         ];
-        Self::with_limits(devices, usable, 65535)
+        Self::with_limits(devices, nature, usable, 65535)
     }
 
     /// The same with other usable IO-virtual addresses and another limit of mappings.
     pub fn with_limits(
         devices: Vec<FakeDeviceSpec>,
+        nature: IommuNature,
         iova_ranges: Vec<Range>,
         mapping_limit: usize,
     ) -> Arc<Self> {
@@ -112,6 +137,7 @@ impl FakeKernel {
             state: Mutex::default(),
             iova_ranges,
             mapping_limit,
+            nature,
             devices: devices.into_iter().map(|spec| (spec.bdf, spec)).collect(),
             opened: Mutex::default(),
         })
@@ -164,10 +190,17 @@ impl FakeKernel {
     /// IO-virtual range and host-virtual address of every mapping, ascending.
     pub fn mappings(&self) -> Vec<(Range, u64)> {
         let state = self.state.lock();
-        let mappings = state.mappings.iter().filter_map(|(iova, memory)| {
+        let mappings = state.mappings.iter().filter_map(|(iova, mapping)| {
+            let memory = &mapping.memory;
             Some((Range::new(*iova, memory.len())?, memory.address()))
         });
         mappings.collect()
+    }
+
+    /// How many mappings fault, since their dma-buf was revoked after they were made.
+    pub fn dead_mappings(&self) -> usize {
+        let state = self.state.lock();
+        state.mappings.values().filter(|m| m.dead).count()
     }
 
     /// The message of a vector, if it is connected.
@@ -196,6 +229,47 @@ impl FakeKernel {
                 Err(refused(call, errno))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// `range` of host-virtual addresses shows a BAR.
+    pub(super) fn add_bar(&self, range: Range) {
+        self.state.lock().bars.push(range);
+    }
+
+    /// `file` is a dma-buf of a device from now on.
+    pub(super) fn add_dmabuf(&self, file: &OwnedFd, dmabuf: Dmabuf) {
+        self.state.lock().dmabufs.insert(file.as_raw_fd(), dmabuf);
+    }
+
+    /// vfio_pci_dma_buf_move: what is mapped through dma-bufs of `owner` is dead for good; they
+    /// can be mapped anew unless they stay `revoked`.
+    pub(super) fn revoke(&self, owner: Bdf, revoked: bool) {
+        let state = &mut *self.state.lock();
+        for (fd, dmabuf) in &mut state.dmabufs {
+            if dmabuf.owner != owner {
+                continue;
+            }
+            dmabuf.revoked = revoked;
+            for mapping in state.mappings.values_mut() {
+                let file = mapping.memory.dmabuf().map(|(file, _)| file.as_raw_fd());
+                mapping.dead |= file == Some(*fd);
+            }
+        }
+    }
+
+    /// Memory can be mapped by address; a BAR only through a dma-buf, where the backend is such.
+    fn check_memory(&self, memory: &HostRange) -> Result<(), i32> {
+        let state = self.state.lock();
+        let is_bar = state.bars.iter().any(|bar| bar.contains(memory.address()));
+        if !is_bar || !self.nature.bars_by_dmabuf {
+            return Ok(());
+        }
+        let (file, _) = memory.dmabuf().ok_or(libc::EFAULT)?;
+        match state.dmabufs.get(&file.as_raw_fd()) {
+            Some(dmabuf) if dmabuf.revoked => Err(libc::ENODEV),
+            Some(_) => Ok(()),
+            None => Err(libc::EINVAL),
         }
     }
 
@@ -259,6 +333,10 @@ impl IommuBackend for Arc<FakeKernel> {
         "fake"
     }
 
+    fn nature(&self) -> IommuNature {
+        self.nature
+    }
+
     fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, CallError> {
         const CALL: &str = "VFIO_GROUP_GET_DEVICE_FD";
         self.call(CALL, Event::Open(bdf))?;
@@ -278,11 +356,18 @@ impl IommuBackend for Arc<FakeKernel> {
         if self.mappings().iter().any(|(old, _)| old.overlaps(&range)) {
             return Err(refused(MAP_CALL, libc::EEXIST));
         }
+        let usable = self.check_memory(&request.memory);
+        usable.map_err(|errno| refused(MAP_CALL, errno))?;
         let mappings = &mut self.state.lock().mappings;
         if mappings.len() >= self.mapping_limit {
             return Err(refused(MAP_CALL, libc::ENOSPC));
         }
-        mappings.insert(range.start(), request.memory.clone());
+        let memory = request.memory.clone();
+        let mapping = Mapping {
+            memory,
+            dead: false,
+        };
+        mappings.insert(range.start(), mapping);
         Ok(())
     }
 

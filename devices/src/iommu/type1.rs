@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use parking_lot::Mutex;
 use vfio_bindings::bindings::vfio::{VFIO_API_VERSION, VFIO_TYPE1v2_IOMMU};
 
-use crate::assign::ports::{CallError, IommuBackend, MapRequest, VfioDevice};
+use crate::assign::ports::{CallError, IommuBackend, IommuNature, MapRequest, VfioDevice};
 use crate::pci::address::Bdf;
 use crate::range::Range;
 use crate::sys::vfio as abi;
@@ -151,6 +151,10 @@ impl Type1 {
 impl IommuBackend for Type1 {
     fn name(&self) -> &'static str {
         "type1"
+    }
+
+    fn nature(&self) -> IommuNature {
+        IommuNature::default()
     }
 
     fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, CallError> {

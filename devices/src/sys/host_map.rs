@@ -4,9 +4,12 @@
 //! when the last [`HostRange`] that points into it is gone. Rust code never makes a reference into
 //! one: the guest and devices change the bytes at any time. Whoever hands a range to the kernel (a
 //! memslot, an IOMMU mapping) keeps the `HostRange` until the kernel has let go of it.
+//!
+//! A map may carry its *DMA file*: a file that shows the same bytes, by which iommufd maps them
+//! without walking page tables.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 
@@ -33,11 +36,21 @@ impl Alignment {
     };
 }
 
+/// What can be mapped for DMA by file instead of by address.
+#[derive(Debug)]
+pub enum DmaFile {
+    /// The memfd behind the whole map; by address would do as well.
+    Memory(OwnedFd),
+    /// A dma-buf of the part of a BAR that is mapped; there is no other way.
+    Device(OwnedFd),
+}
+
 /// A reserved range of host-virtual addresses with something mapped into it.
 #[derive(Debug)]
 pub struct HostMap {
     address: u64,
     len: u64,
+    dma: Option<DmaFile>,
 }
 
 impl HostMap {
@@ -89,7 +102,11 @@ impl HostMap {
         let end = reserved + reserved_len;
         unmap_raw(address + len, end - (address + len));
         // From here on Drop gives the range back, whatever is mapped into it.
-        let map = Self { address, len };
+        let map = Self {
+            address,
+            len,
+            dma: None,
+        };
         map_raw(
             Some(address),
             len,
@@ -99,6 +116,12 @@ impl HostMap {
             offset,
         )?;
         Ok(map)
+    }
+
+    /// Says which file shows the same bytes, from its first on.
+    pub fn with_dma_file(mut self, file: DmaFile) -> Self {
+        self.dma = Some(file);
+        self
     }
 
     /// Host-virtual address of the first byte.
@@ -225,6 +248,22 @@ impl HostRange {
         self.len == 0
     }
 
+    /// The memfd behind the range, if there is one, and the offset of the first byte in it.
+    pub fn memory_file(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        match &self.map.dma {
+            Some(DmaFile::Memory(file)) => Some((file.as_fd(), self.offset)),
+            _ => None,
+        }
+    }
+
+    /// The dma-buf of the device memory in the range, if it has one, and the offset in it.
+    pub fn dmabuf(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        match &self.map.dma {
+            Some(DmaFile::Device(file)) => Some((file.as_fd(), self.offset)),
+            _ => None,
+        }
+    }
+
     /// madvise(2) on the whole range, see [`HostMap::advise`].
     pub fn advise(&self, advice: i32) -> io::Result<()> {
         self.map.advise(self.offset, self.len, advice)
@@ -261,6 +300,15 @@ mod tests {
         assert!(whole.part(0x1000, 0x4000).is_none());
         assert!(whole.part(0x800, 0x1000).is_none());
         assert!(part.part(u64::MAX, 1).is_none());
+    }
+
+    #[test]
+    fn a_part_knows_its_place_in_the_file() {
+        let map = HostMap::anonymous(0x4000, Alignment::PAGE).unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let map = map.with_dma_file(DmaFile::Memory(file.into()));
+        let part = HostRange::whole(Arc::new(map)).part(0x1000, 0x2000);
+        assert_eq!(part.unwrap().memory_file().unwrap().1, 0x1000);
     }
 
     #[test]

@@ -3,10 +3,12 @@
 #![allow(unsafe_code)]
 
 mod host_map;
+pub(crate) mod iommufd;
 mod poll;
+mod struct_call;
 pub(crate) mod vfio;
 mod vfio_device;
 
-pub use host_map::{Alignment, HostMap, HostRange};
+pub use host_map::{Alignment, DmaFile, HostMap, HostRange};
 pub use poll::is_signalled;
 pub use vfio_device::VfioPciDevice;

@@ -4,163 +4,17 @@
 //! loses the kernel's reason, opening always asks for the ROM region, a region that fails shifts
 //! the others, and vectors can only be armed from 0 on.
 //!
-//! Invariant: every structure passed to the kernel is a buffer of `u64` whose first word holds its
-//! size in bytes (`argsz`); the kernel reads and writes no further than that.
+//! Structures are passed as [`Args`]; here are the calls that take something else, too.
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use vfio_bindings::bindings::vfio;
-use zerocopy::IntoBytes;
 
+use super::struct_call::{Args, StructCall, vfio_request as request};
 use crate::assign::ports::CallError;
 use crate::range::Range;
-
-/// A VFIO ioctl whose argument is a structure that starts with `argsz`.
-#[derive(Clone, Copy, Debug)]
-enum StructCall {
-    GroupGetStatus,
-    DeviceGetInfo,
-    DeviceGetRegionInfo,
-    DeviceGetIrqInfo,
-    DeviceSetIrqs,
-    IommuGetInfo,
-    IommuMapDma,
-    IommuUnmapDma,
-}
-
-const fn request(number: u32) -> libc::c_ulong {
-    ((vfio::VFIO_TYPE as u32) << 8 | (vfio::VFIO_BASE + number)) as libc::c_ulong
-}
-
-impl StructCall {
-    const fn request(self) -> libc::c_ulong {
-        request(match self {
-            Self::GroupGetStatus => 3,
-            Self::DeviceGetInfo => 7,
-            Self::DeviceGetRegionInfo => 8,
-            Self::DeviceGetIrqInfo => 9,
-            Self::DeviceSetIrqs => 10,
-            Self::IommuGetInfo => 12,
-            Self::IommuMapDma => 13,
-            Self::IommuUnmapDma => 14,
-        })
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::GroupGetStatus => "VFIO_GROUP_GET_STATUS",
-            Self::DeviceGetInfo => "VFIO_DEVICE_GET_INFO",
-            Self::DeviceGetRegionInfo => "VFIO_DEVICE_GET_REGION_INFO",
-            Self::DeviceGetIrqInfo => "VFIO_DEVICE_GET_IRQ_INFO",
-            Self::DeviceSetIrqs => "VFIO_DEVICE_SET_IRQS",
-            Self::IommuGetInfo => "VFIO_IOMMU_GET_INFO",
-            Self::IommuMapDma => "VFIO_IOMMU_MAP_DMA",
-            Self::IommuUnmapDma => "VFIO_IOMMU_UNMAP_DMA",
-        }
-    }
-}
-
-/// A structure for the kernel, as bytes at their offsets in the uapi header.
-struct Args {
-    words: Vec<u64>,
-    len: usize,
-}
-
-impl Args {
-    fn new(len: usize) -> Self {
-        Self {
-            words: vec![0; len.div_ceil(8)],
-            len,
-        }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        self.words.as_bytes().get(..self.len).unwrap_or_default()
-    }
-
-    fn put(&mut self, offset: usize, data: &[u8]) {
-        let bytes = self.words.as_mut_bytes();
-        if let Some(place) = bytes.get_mut(offset..offset + data.len()) {
-            place.copy_from_slice(data);
-        }
-    }
-
-    fn put_u32(&mut self, offset: usize, value: u32) -> &mut Self {
-        self.put(offset, &value.to_ne_bytes());
-        self
-    }
-
-    fn put_u64(&mut self, offset: usize, value: u64) -> &mut Self {
-        self.put(offset, &value.to_ne_bytes());
-        self
-    }
-
-    fn u16(&self, offset: usize) -> Option<u16> {
-        let bytes = self.bytes().get(offset..offset + 2)?;
-        Some(u16::from_ne_bytes(bytes.try_into().ok()?))
-    }
-
-    fn u32(&self, offset: usize) -> Option<u32> {
-        let bytes = self.bytes().get(offset..offset + 4)?;
-        Some(u32::from_ne_bytes(bytes.try_into().ok()?))
-    }
-
-    fn u64(&self, offset: usize) -> Option<u64> {
-        let bytes = self.bytes().get(offset..offset + 8)?;
-        Some(u64::from_ne_bytes(bytes.try_into().ok()?))
-    }
-
-    /// Offsets of the capability chain that starts at `first` (struct vfio_info_cap_header: id
-    /// u16, version u16, next u32), each with its id. Ends at the first link that is not inside
-    /// or does not go forward.
-    fn caps(&self, first: u32) -> Vec<(u16, usize)> {
-        let mut caps = Vec::new();
-        let mut at = first as usize;
-        while at != 0 {
-            let (Some(id), Some(next)) = (self.u16(at), self.u32(at + 4)) else {
-                break;
-            };
-            caps.push((id, at));
-            let next = next as usize;
-            at = if next > at { next } else { 0 };
-        }
-        caps
-    }
-
-    fn call(&mut self, fd: BorrowedFd<'_>, call: StructCall) -> Result<i32, CallError> {
-        self.put_u32(0, self.len as u32);
-        // SAFETY: every `StructCall` takes a pointer to a structure of which the kernel reads and
-        // writes at most `argsz` bytes; `argsz` has just been set to the length of the buffer,
-        // which is 8-byte aligned and lives across the call. Addresses inside the structure (DMA
-        // mapping) are checked by the kernel; what they point to is kept by a `HostRange`.
-        let rc = unsafe {
-            libc::ioctl(
-                fd.as_raw_fd(),
-                call.request(),
-                self.words.as_mut_ptr().cast::<libc::c_void>(),
-            )
-        };
-        if rc < 0 {
-            Err(CallError::last(call.name()))
-        } else {
-            Ok(rc)
-        }
-    }
-
-    /// Calls again with the size that the kernel asked for when the answer did not fit.
-    fn call_growing(&mut self, fd: BorrowedFd<'_>, call: StructCall) -> Result<(), CallError> {
-        self.call(fd, call)?;
-        let wanted = self.u32(0).unwrap_or(0) as usize;
-        if wanted > self.len && wanted <= 1 << 20 {
-            self.words.resize(wanted.div_ceil(8), 0);
-            self.len = wanted;
-            self.call(fd, call)?;
-        }
-        Ok(())
-    }
-}
 
 /// An ioctl whose argument is a number.
 fn plain(
@@ -347,6 +201,43 @@ pub fn device_reset(device: BorrowedFd<'_>) -> Result<(), CallError> {
     plain(device, "VFIO_DEVICE_RESET", 11, 0).map(drop)
 }
 
+/// `VFIO_DEVICE_BIND_IOMMUFD` of a device's own character device: opens the device, which the
+/// kernel resets meanwhile (struct vfio_device_bind_iommufd without the token of later kernels).
+pub fn bind_iommufd(device: BorrowedFd<'_>, iommufd: BorrowedFd<'_>) -> Result<(), CallError> {
+    let mut bind = Args::new(16);
+    bind.put(8, &iommufd.as_raw_fd().to_ne_bytes());
+    bind.call(device, StructCall::DeviceBindIommufd).map(drop)
+}
+
+/// `VFIO_DEVICE_ATTACH_IOMMUFD_PT` to an IO address space; closing the device detaches it.
+pub fn attach_ioas(device: BorrowedFd<'_>, ioas: u32) -> Result<(), CallError> {
+    let mut attach = Args::new(12);
+    attach.put_u32(8, ioas);
+    attach.call(device, StructCall::DeviceAttachPt).map(drop)
+}
+
+/// `VFIO_DEVICE_FEATURE_DMA_BUF`: a dma-buf of one range of a region. iommufd takes no dma-buf of
+/// several. (struct vfio_device_feature: argsz, flags; struct vfio_device_feature_dma_buf from 8:
+/// region index, open flags, flags, nr_ranges; then offset and length of each range.)
+pub fn export_dmabuf(
+    device: BorrowedFd<'_>,
+    index: u32,
+    area: Range,
+) -> Result<OwnedFd, CallError> {
+    let mut feature = Args::new(40);
+    let get = vfio::VFIO_DEVICE_FEATURE_GET | vfio::VFIO_DEVICE_FEATURE_DMA_BUF;
+    feature
+        .put_u32(4, get)
+        .put_u32(8, index)
+        .put_u32(12, (libc::O_RDWR | libc::O_CLOEXEC) as u32)
+        .put_u32(20, 1)
+        .put_u64(24, area.start())
+        .put_u64(32, area.len());
+    let fd = feature.call(device, StructCall::DeviceFeature)?;
+    // SAFETY: the kernel has just made this descriptor for us; nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// The usable IO-virtual addresses of a type1 container (`VFIO_IOMMU_GET_INFO`, capability
 /// `IOVA_RANGE`), ascending; `None` where the kernel does not tell.
 pub fn iova_ranges(container: BorrowedFd<'_>) -> Result<Option<Vec<Range>>, CallError> {
@@ -399,26 +290,6 @@ pub fn unmap_dma(container: BorrowedFd<'_>, range: Range) -> Result<(), CallErro
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn request_numbers_are_those_of_the_uapi_header() {
-        assert_eq!(StructCall::IommuMapDma.request(), 0x3b71);
-        assert_eq!(StructCall::IommuUnmapDma.request(), 0x3b72);
-        assert_eq!(StructCall::DeviceSetIrqs.request(), 0x3b6e);
-    }
-
-    #[test]
-    fn a_capability_chain_that_loops_or_leaves_the_buffer_ends() {
-        let mut args = Args::new(64);
-        args.put(24, &1u16.to_ne_bytes());
-        args.put_u32(28, 40);
-        args.put(40, &2u16.to_ne_bytes());
-        args.put_u32(44, 24);
-        assert_eq!(args.caps(24), [(1, 24), (2, 40)]);
-        args.put_u32(44, 1000);
-        assert_eq!(args.caps(24), [(1, 24), (2, 40)]);
-        assert!(args.caps(63).is_empty());
-    }
 
     #[test]
     fn sparse_areas_are_read_as_given_and_stop_at_the_buffer_end() {

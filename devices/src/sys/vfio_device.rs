@@ -132,6 +132,10 @@ impl VfioDevice for VfioPciDevice {
             .map_err(call_error("mmap of the device"))
     }
 
+    fn export_dmabuf(&self, region: Region, area: Range) -> Result<OwnedFd, CallError> {
+        abi::export_dmabuf(self.file.as_fd(), region_index(region), area)
+    }
+
     fn irq_info(&self, index: IrqIndex) -> Result<IrqInfo, CallError> {
         let (flags, count) = abi::irq_info(self.file.as_fd(), irq_index(index))?;
         Ok(IrqInfo {

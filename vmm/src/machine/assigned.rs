@@ -16,7 +16,7 @@ use devices::assign::{
 };
 use devices::bus::Bus;
 use devices::host::Sysfs;
-use devices::iommu::type1::Type1;
+use devices::iommu::choose::{Wanted, choose};
 use devices::pci::address::Bdf;
 use devices::pci::ecam::{ConfigPorts, Ecam, PciBus};
 use devices::pci::host_bridge::HostBridge;
@@ -26,7 +26,7 @@ use devices::range::Range;
 use kvm_ioctls::{DeviceFd, VmFd};
 
 use super::slots::guest_addresses;
-use crate::config::{Config, P2p, UsageError};
+use crate::config::{Config, Iommu, P2p, UsageError};
 use crate::error::Error;
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
@@ -47,8 +47,8 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// Checks that all devices are fit, puts their groups into one container and begins to open
-    /// them. `None` without devices.
+    /// Checks that all devices are fit, attaches them to one IOMMU context and begins to open them
+    /// (on iommufd, attaching has opened them). `None` without devices.
     pub fn begin(config: &Config, profile: &Arc<Profile>) -> Result<Option<Self>, Error> {
         let bdfs: Vec<Bdf> = config.vfio.iter().map(|option| option.bdf).collect();
         if bdfs.is_empty() {
@@ -65,8 +65,14 @@ impl Opening {
             preflight::check(&Sysfs::default(), &bdfs)?
         };
         let _span = profile.span("attach IOMMU groups");
-        let iommu = Arc::new(ProfiledIommu::new(Arc::new(Type1::new(&groups)?), profile));
-        profile.note(format!("IOMMU backend: {}", iommu.name()));
+        let wanted = match config.iommu {
+            Iommu::Auto => Wanted::Auto,
+            Iommu::Type1 => Wanted::Type1,
+            Iommu::Iommufd => Wanted::Iommufd,
+        };
+        let chosen = choose(wanted, &Sysfs::default(), &groups, has_peers(config))?;
+        let iommu = Arc::new(ProfiledIommu::new(chosen.backend, profile));
+        profile.note(format!("IOMMU backend: {}, {}", iommu.name(), chosen.why));
         let usable = iommu.iova_ranges()?;
         let thread = {
             let (iommu, bdfs, profile) = (Arc::clone(&iommu), bdfs.clone(), Arc::clone(profile));
@@ -280,6 +286,13 @@ pub fn add_to_buses(
     let range = Range::from_bounds(start, start + ConfigPorts::LEN);
     ports.insert(range, Arc::new(ConfigPorts::new(bus)))?;
     Ok(())
+}
+
+/// Whether devices are to reach each other's BARs.
+fn has_peers(config: &Config) -> bool {
+    let devices = &config.vfio;
+    let any = |p2p| devices.iter().any(|option| option.p2p == p2p);
+    any(P2p::On) || (devices.len() > 1 && any(P2p::Auto))
 }
 
 fn device_options(option: &VfioOption) -> Result<DeviceOptions, Error> {

@@ -1,12 +1,12 @@
 //! The ports of device assignment with every call counted and timed, by device and BAR.
 
 use std::collections::BTreeMap;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 use devices::assign::ports::{
-    CallError, IommuBackend, IrqIndex, IrqInfo, IrqRequest, MapRequest, MemSlots, Region,
-    RegionInfo, Slot, VfioDevice,
+    CallError, IommuBackend, IommuNature, IrqIndex, IrqInfo, IrqRequest, MapRequest, MemSlots,
+    Region, RegionInfo, Slot, VfioDevice,
 };
 use devices::pci::address::Bdf;
 use devices::range::Range;
@@ -66,6 +66,10 @@ impl ProfiledIommu {
 impl IommuBackend for ProfiledIommu {
     fn name(&self) -> &'static str {
         self.inner.name()
+    }
+
+    fn nature(&self) -> IommuNature {
+        self.inner.nature()
     }
 
     fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, CallError> {
@@ -154,6 +158,12 @@ impl VfioDevice for ProfiledDevice {
         let map = self.profile.call("mmap BAR", subject, mmap)?;
         self.mappings.add(&map, subject);
         Ok(map)
+    }
+
+    fn export_dmabuf(&self, region: Region, area: Range) -> Result<OwnedFd, CallError> {
+        let export = || self.inner.export_dmabuf(region, area);
+        self.profile
+            .call("export BAR", self.subject(region), export)
     }
 
     fn irq_info(&self, index: IrqIndex) -> Result<IrqInfo, CallError> {

@@ -1,0 +1,168 @@
+//! Which backend serves the devices: what the user says, or what the host offers.
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+
+use super::iommufd::{Files, Iommufd};
+use super::iommufd_error::IommufdError;
+use super::type1::{Type1, Type1Error};
+use crate::assign::ports::IommuBackend;
+use crate::host::Sysfs;
+use crate::pci::address::Bdf;
+
+/// The first kernel in which a BAR can be mapped through iommufd.
+const DMABUF_SINCE: (u32, u32) = (6, 19);
+
+/// What the user asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// iommufd where the host offers it for all devices and it does all that type1 does.
+    #[default]
+    Auto,
+    /// VFIO container with type1, or an error.
+    Type1,
+    /// iommufd, or an error.
+    Iommufd,
+}
+
+/// Why no backend serves the devices.
+#[derive(Debug, thiserror::Error)]
+pub enum IommuError {
+    /// type1 was asked for, or is all that is left.
+    #[error(transparent)]
+    Type1(#[from] Type1Error),
+    /// iommufd was asked for, or chosen.
+    #[error(transparent)]
+    Iommufd(#[from] IommufdError),
+    /// Neither.
+    #[error("iommufd cannot be used ({iommufd}), nor can type1")]
+    Neither {
+        /// What iommufd lacks.
+        iommufd: IommufdError,
+        /// What type1 lacks.
+        source: Type1Error,
+    },
+}
+
+/// The backend, and in a few words why it was taken.
+pub struct Chosen {
+    /// All devices are attached to it.
+    pub backend: Arc<dyn IommuBackend>,
+    /// For the profile, behind its name.
+    pub why: &'static str,
+}
+
+/// Takes the backend that is `wanted` and attaches `devices`, each with its IOMMU group. `peers`:
+/// some of them are to reach each other.
+pub fn choose(
+    wanted: Wanted,
+    sysfs: &Sysfs,
+    devices: &[(Bdf, u32)],
+    peers: bool,
+) -> Result<Chosen, IommuError> {
+    let bdfs: Vec<Bdf> = devices.iter().map(|(bdf, _)| *bdf).collect();
+    let iommufd = |why| -> Result<Chosen, IommuError> {
+        let backend = Arc::new(Iommufd::new(Files::open(sysfs, &bdfs)?)?);
+        Ok(Chosen { backend, why })
+    };
+    let type1 = |why| -> Result<Chosen, Type1Error> {
+        let backend = Arc::new(Type1::new(devices)?);
+        Ok(Chosen { backend, why })
+    };
+    match wanted {
+        Wanted::Type1 => Ok(type1("as asked for")?),
+        Wanted::Iommufd => iommufd("as asked for"),
+        Wanted::Auto if peers && older_than(sysfs, DMABUF_SINCE) => Ok(type1(
+            "since iommufd has no peer-to-peer before Linux 6.19",
+        )?),
+        Wanted::Auto => match Files::open(sysfs, &bdfs) {
+            Ok(files) => Ok(Chosen {
+                backend: Arc::new(Iommufd::new(files)?),
+                why: "since the host offers it for all devices",
+            }),
+            Err(lack) => type1(why_not(&lack)).map_err(|source| neither(lack, source)),
+        },
+    }
+}
+
+/// In a few words, for the profile.
+fn why_not(lack: &IommufdError) -> &'static str {
+    match lack {
+        IommufdError::OpenIommu(error) if error.kind() == io::ErrorKind::NotFound => {
+            "since there is no /dev/iommu"
+        }
+        IommufdError::NoCdev { .. } => "since a device has no file in /dev/vfio/devices",
+        _ => "since iommufd's files cannot be opened",
+    }
+}
+
+/// A host without iommufd is told of type1 only; so is one whose type1 is there and refuses.
+fn neither(iommufd: IommufdError, source: Type1Error) -> IommuError {
+    let absent =
+        matches!(&iommufd, IommufdError::OpenIommu(e) if e.kind() == io::ErrorKind::NotFound);
+    match source {
+        Type1Error::OpenContainer(_) | Type1Error::NoType1 if !absent => {
+            IommuError::Neither { iommufd, source }
+        }
+        source => source.into(),
+    }
+}
+
+/// Whether the host kernel is older than `version`; no, where it does not say.
+fn older_than(sysfs: &Sysfs, version: (u32, u32)) -> bool {
+    let release = fs::read_to_string(sysfs.path("proc/sys/kernel/osrelease"));
+    let release = release.ok().as_deref().and_then(parse_release);
+    release.is_some_and(|release| release < version)
+}
+
+/// `7.3.4-amd64` → (7, 3)
+fn parse_release(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_told_apart_by_release() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = Sysfs::below(root.path());
+        assert!(!older_than(&sysfs, DMABUF_SINCE));
+        let path = root.path().join("proc/sys/kernel");
+        fs::create_dir_all(&path).unwrap();
+        for (release, older) in [
+            ("6.12.0-1-amd64\n", true),
+            ("6.18.9\n", true),
+            ("6.19.0-rc1\n", false),
+            ("7.3.4+deb14-amd64\n", false),
+            ("nonsense\n", false),
+        ] {
+            fs::write(path.join("osrelease"), release).unwrap();
+            assert_eq!(older_than(&sysfs, DMABUF_SINCE), older, "{release}");
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_and_cannot_be_had_is_an_error_of_its_own() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = Sysfs::below(root.path());
+        let devices = [("41:00.0".parse().unwrap(), 3)];
+        let error = choose(Wanted::Iommufd, &sysfs, &devices, true)
+            .err()
+            .unwrap();
+        assert!(error.to_string().contains("modprobe iommufd"), "{error}");
+    }
+
+    #[test]
+    fn both_lacks_are_told_only_where_iommufd_is_there() {
+        let no_type1 = || Type1Error::OpenContainer(io::ErrorKind::NotFound.into());
+        let absent = IommufdError::OpenIommu(io::Error::from_raw_os_error(libc::ENOENT));
+        assert!(matches!(neither(absent, no_type1()), IommuError::Type1(_)));
+        let denied = IommufdError::OpenIommu(io::Error::from_raw_os_error(libc::EACCES));
+        let text = neither(denied, no_type1()).to_string();
+        assert!(text.contains("chown"), "{text}");
+    }
+}
