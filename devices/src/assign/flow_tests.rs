@@ -408,3 +408,15 @@ fn all_devices_that_cannot_be_reached_are_named_in_one_warning() {
         "{text}"
     );
 }
+
+#[test]
+fn a_device_that_reset_itself_decodes_again_with_the_guests_next_command() {
+    let spec = FakeDeviceSpec::gpu(bdf(1), GIB).bar(1, BarKind::Io, 8);
+    let rig = Rig::new(vec![spec], DeviceOptions::default());
+    rig.write_command(0, MEM | MASTER);
+    let device = rig.kernel.device(bdf(1)).unwrap();
+    device.set_physical_config(4, &[0, 0]);
+    rig.write_command(0, MEM | MASTER);
+    let physical = u16::from(device.physical_config()[4]);
+    assert_eq!(physical, MEM | MASTER | Command::IO.bits());
+}

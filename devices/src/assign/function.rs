@@ -13,7 +13,7 @@ use super::commit::{BarEngine, ROM};
 use super::config::{ConfigSpace, Owner};
 use super::irq::Interrupts;
 use super::ports::{CallError, IrqIndex, IrqRequest, Region, VfioDevice};
-use super::reset::{concerns_device, forward_command, reset_function};
+use super::reset::{forward_command, reset_function};
 use crate::pci::address::Bdf;
 use crate::pci::ecam::PciFunction;
 use crate::pci::image;
@@ -240,17 +240,14 @@ impl AssignedFunction {
     /// COMMAND: decoders through the engine, then the bus master on the physical device, then what
     /// it means for INTx. Nothing is decoded late and no DMA starts early.
     fn write_command(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
-        let before = registers.config.write_command(offset, data);
-        let after = registers.config.command();
-        let decoders = Command::MEMORY | Command::IO;
+        registers.config.write_command(offset, data);
         self.commit(registers);
-        if concerns_device(before, after)
-            && let Err(error) = forward_command(self.device.as_ref(), after)
-        {
+        if let Err(error) = forward_command(self.device.as_ref(), &registers.config) {
             self.complain("pass COMMAND on to it", &error);
         }
-        let active = after.intersects(decoders | Command::MASTER);
-        let allowed = active && !after.contains(Command::INTX_DISABLE);
+        let command = registers.config.command();
+        let active = command.intersects(Command::MEMORY | Command::IO | Command::MASTER);
+        let allowed = active && !command.contains(Command::INTX_DISABLE);
         registers.irq.allow_intx(allowed);
     }
 
