@@ -420,3 +420,28 @@ fn a_device_that_reset_itself_decodes_again_with_the_guests_next_command() {
     let physical = u16::from(device.physical_config()[4]);
     assert_eq!(physical, MEM | MASTER | Command::IO.bits());
 }
+
+#[test]
+fn an_option_for_a_bar_that_does_not_exist_is_refused() {
+    let spec = FakeDeviceSpec::gpu(bdf(1), GIB);
+    let check = |options: DeviceOptions| {
+        let mut result = Ok(());
+        let checked = std::cell::RefCell::new(&mut result);
+        Rig::with(vec![spec.clone()], DeviceOptions::default(), |device| {
+            **checked.borrow_mut() = options.check(device);
+        });
+        result.map_err(|error| error.to_string())
+    };
+    let mut options = DeviceOptions::default();
+    options.fixed[2] = Some(GIB);
+    options.trapped[0] = true;
+    assert_eq!(check(options), Ok(()));
+    options.trapped[3] = true;
+    let text = check(options).unwrap_err();
+    assert!(
+        text.starts_with("0000:00:01.0: an option names BAR 3"),
+        "{text}"
+    );
+    options.trapped = [true; 6];
+    assert_eq!(check(options), Ok(()), "all of those that there are");
+}

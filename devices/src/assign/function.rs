@@ -101,8 +101,11 @@ impl AssignedFunction {
     /// Has the kernel signal an event of the device through the returned eventfd; `None` when it
     /// does not offer this kind ([`IrqIndex::Error`], [`IrqIndex::Request`]) for the device.
     pub fn watch(&self, kind: IrqIndex) -> Result<Option<EventFd>, CallError> {
-        if self.device.irq_info(kind)?.count == 0 {
-            return Ok(None);
+        match self.device.irq_info(kind) {
+            Ok(info) if info.count == 0 => return Ok(None),
+            // vfio_pci_ioctl_get_irq_info: errors are reported for PCIe devices only.
+            Err(error) if error.errno() == Some(libc::EINVAL) => return Ok(None),
+            other => drop(other?),
         }
         let fd = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         let fd = fd.map_err(|source| CallError {

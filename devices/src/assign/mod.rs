@@ -83,6 +83,24 @@ pub struct DeviceOptions {
     pub fixed: [Option<u64>; BAR_COUNT],
 }
 
+impl DeviceOptions {
+    /// Whether every BAR that is named exists on `device`. All BARs kept trapped means those that
+    /// there are.
+    pub fn check(&self, device: &SizedDevice) -> Result<(), AssignError> {
+        let present: Vec<u8> = device.bars.iter().map(|bar| bar.info.index).collect();
+        let all_trapped = self.trapped.iter().all(|trapped| *trapped);
+        let named = self.trapped.iter().zip(&self.fixed);
+        for (bar, (trapped, fixed)) in (0..).zip(named) {
+            let asked = (*trapped && !all_trapped) || fixed.is_some();
+            if asked && !present.contains(&bar) {
+                let bdf = device.bdf;
+                return Err(AssignError::NoSuchBar { bdf, bar, present });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The kernel's side of all devices.
 #[derive(Clone)]
 pub struct Ports {

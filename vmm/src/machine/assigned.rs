@@ -165,6 +165,9 @@ impl Placed {
     ) -> Result<Self, Error> {
         let options = config.vfio.iter().map(device_options);
         let options = options.collect::<Result<Vec<_>, _>>()?;
+        for (device, options) in opened.devices.iter().zip(&options) {
+            options.check(device)?;
+        }
         let reachable = |option: &DeviceOptions| option.peer_to_peer != PeerToPeer::Off;
         let windows = Windows {
             mmio32: from_arch(&layout::MMIO32),
