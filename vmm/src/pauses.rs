@@ -159,7 +159,7 @@ impl Turn {
             return Entry::Guest;
         }
         self.left();
-        return self.wait(stop);
+        self.wait(stop)
     }
 
     fn wait(&mut self, stop: &Stop) -> Entry {
