@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_failure_ends_the_run_with_its_reason_and_closes_the_gate() {
-        for after in [0, 7, 512, 513] {
+        for after in [0, 7, 1024, 1025] {
             let rig = rig(Priority::Low, Duration::ZERO, Some(after));
             assert_eq!(rig.gate.pass(), Err(GateClosed));
             assert_eq!(rig.gate.pass(), Err(GateClosed));

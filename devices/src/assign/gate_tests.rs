@@ -97,7 +97,7 @@ fn all_ram_is_mapped_before_the_device_masters_the_bus() {
 
 #[test]
 fn a_failed_call_on_the_way_keeps_the_device_from_mastering() {
-    let pieces = (RAM.len() / (4 << 20)) as usize;
+    let pieces = (RAM.len() / (2 << 20)) as usize;
     for after in [0, 1, pieces - 1, pieces] {
         let gate = Arc::new(Gate::default());
         let rig = rig(IommuNature::default(), &gate);

@@ -30,7 +30,7 @@ const UNIT: u64 = GIB;
 
 /// What is populated by one call. The kernel holds the process's mmap lock for reading meanwhile:
 /// whoever maps a BAR or starts a thread waits that long.
-const PIECE: u64 = 4 * MIB;
+const PIECE: u64 = 2 * MIB;
 
 /// Allocates the pages of a guest-physical range, which the memory is behind.
 pub type Populate = Box<dyn Fn(Range, &HostRange) -> io::Result<()> + Send + Sync>;
