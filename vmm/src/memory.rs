@@ -188,7 +188,10 @@ fn map_range(range: &AddressRange, backing: Backing) -> io::Result<HostMap> {
     };
     let file = File::from(memfd_create(c"guest-ram", flags | MFdFlags::MFD_CLOEXEC)?);
     file.set_len(range.len())?;
-    let map = HostMap::of_file(file.as_fd(), 0, range.len(), alignment)?;
+    let map = match backing {
+        Backing::Huge(_) => HostMap::of_huge_pages(file.as_fd(), range.len(), alignment)?,
+        _ => HostMap::of_file(file.as_fd(), 0, range.len(), alignment)?,
+    };
     Ok(map.with_dma_file(DmaFile::Memory(file.into())))
 }
 
