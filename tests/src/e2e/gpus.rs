@@ -24,7 +24,8 @@ pub fn tests() -> Vec<Test> {
             Config::default().gpus(8, "64G"),
             script(""),
             |outcome| all_placed(outcome, 8, 64 * GIB),
-        ),
+        )
+        .within(300),
         Test::new(
             "gpus::eight_of_256_gib",
             Config::default().gpus(8, "256G"),

@@ -68,7 +68,7 @@ fn mapping() -> Vec<Test> {
             format!(
                 "{IMAGE}
                  GUEST_CPUS=2 guest '{READ_DISK}; echo UPTIME $(cut -d. -f1 /proc/uptime);
-                     dmesg | grep -iE \"stall|lockup|hung|blocked for|watchdog:\" | sed \"s/^/NOTICED /\"' \\
+                     dmesg | grep -iw -e stall -e stalls -e lockup -e hung -e blocked | sed s/^/NOTICED./' \\
                      --vfio $LAB_BDF_nvme --test-hold-dma-gate 60"
             ),
             |outcome| {
@@ -107,12 +107,14 @@ const LEAVES: &str = r#"
 trace=/sys/kernel/tracing
 leaves() {
     local size=$1 iova paddr bytes all=0 whole=0 first
+    sed -n 's/.*map: IOMMU: iova=\(0x[0-9a-f]*\) - 0x[0-9a-f]* paddr=\(0x[0-9a-f]*\) size=\([0-9]*\).*/\1 \2 \3/p' \
+        $trace/trace >$TMPDIR/maps
     while read -r iova paddr bytes; do
         all=$((all + bytes))
         (( (iova - paddr) % size )) && continue
         first=$(( (iova + size - 1) / size * size ))
         (( iova + bytes > first )) && whole=$((whole + (iova + bytes - first) / size * size))
-    done < <(sed -n 's/.*map: IOMMU: iova=\(0x[0-9a-f]*\) - 0x[0-9a-f]* paddr=\(0x[0-9a-f]*\) size=\([0-9]*\).*/\1 \2 \3/p' $trace/trace)
+    done <$TMPDIR/maps
     echo "LEAVES $((all ? whole * 100 / all : 0))"
     echo "BYTES $((all >> 20))"
 }
@@ -193,7 +195,7 @@ unprivileged() { # hard limit of locked memory, options
             config(),
             format!(
                 "{IMAGE}{UNPRIVILEGED} unprivileged unlimited --memory 256M \\
-                     --cmdline \"$LAB_CMDLINE RUN=\\\"{READ_DISK}\\\"\""
+                     --cmdline \"$LAB_CMDLINE RUN=\\\"\"'{READ_DISK}\"'"
             ),
             reads_the_disk,
         ),
