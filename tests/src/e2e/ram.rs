@@ -171,10 +171,13 @@ fn limits() -> Vec<Test> {
     const UNPRIVILEGED: &str = r#"
 group=$(basename $(readlink /sys/bus/pci/devices/$LAB_BDF_nvme/iommu_group))
 chown 1000 /dev/vfio/$group /dev/vfio/vfio /dev/kvm
+chmod 755 $TMPDIR
+install -m 644 $LAB_KERNEL $TMPDIR/kernel
+install -m 644 $LAB_INITRD $TMPDIR/initrd
 unprivileged() { # hard limit of locked memory, options
     local limit=$1; shift
     prlimit --memlock=65536:$limit setpriv --reuid 1000 --regid 1000 --clear-groups \
-        $LAB_VMM --kernel $LAB_KERNEL --initrd $LAB_INITRD --vfio $LAB_BDF_nvme "$@"
+        $LAB_VMM --kernel $TMPDIR/kernel --initrd $TMPDIR/initrd --vfio $LAB_BDF_nvme "$@"
     echo "VMM EXIT $?"
 }
 "#;
