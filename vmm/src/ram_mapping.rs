@@ -2,9 +2,9 @@
 //! it does.
 //!
 //! Meanwhile the guest runs ([`Priority::Low`]): a device's first bus-master write waits at the gate
-//! until all of RAM is mapped. The threads give way to the vCPUs until somebody waits; then as many
-//! of normal priority join them (a thread cannot be raised again without privileges, so the first
-//! ones stay as they are). Before the guest runs ([`Priority::Normal`]): the first vCPU passes the
+//! until all of RAM is mapped. The threads give way to the vCPUs until somebody waits; then they are
+//! raised again or, since that takes privileges (CAP_SYS_NICE), as many of normal priority join them.
+//! Before the guest runs ([`Priority::Normal`]): the first vCPU passes the
 //! same gate before its first instruction.
 //!
 //! A wait of more than a second holds up all vCPUs ([`crate::pauses`]). A failure ends the run and
@@ -20,6 +20,8 @@ use devices::assign::AssignError;
 use devices::assign::ports::{DmaGate, GateClosed};
 use devices::assign::ram::RamWork;
 use parking_lot::{Condvar, Mutex};
+use rustix::process::{Pid, getpriority_process, setpriority_process};
+use rustix::thread::gettid;
 
 use crate::error::Error;
 use crate::pauses::{Pause, Pauses};
@@ -68,6 +70,8 @@ pub struct RamMapping {
     open: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
+    /// Threads of low priority that are at work.
+    low: Mutex<Vec<Pid>>,
 }
 
 #[derive(Default)]
@@ -98,6 +102,7 @@ impl RamMapping {
             open: AtomicBool::new(false),
             state: Mutex::default(),
             changed: Condvar::new(),
+            low: Mutex::default(),
         });
         for _ in 0..mapping.threads {
             mapping
@@ -119,13 +124,9 @@ impl RamMapping {
 
     fn start_thread(self: &Arc<Self>, priority: Priority) -> std::io::Result<()> {
         let mapping = Arc::clone(self);
-        let work = move || {
-            if priority == Priority::Low {
-                // On Linux a thread has a priority of its own (setpriority(2), "C library/kernel
-                // differences"). Where it cannot be lowered it competes with the guest.
-                let _ = rustix::process::setpriority_process(None, NICE_LOWEST);
-            }
-            mapping.take_part();
+        let work = move || match priority {
+            Priority::Low => mapping.take_part_low(),
+            Priority::Normal => mapping.take_part(),
         };
         let name = match priority {
             Priority::Low => "ram-low",
@@ -136,6 +137,33 @@ impl RamMapping {
             .name(name.to_owned())
             .spawn(work)
             .map(drop)
+    }
+
+    /// On Linux a thread has a priority of its own (setpriority(2), "C library/kernel differences").
+    fn take_part_low(&self) {
+        // Where it cannot be lowered it competes with the guest.
+        let _ = setpriority_process(None, NICE_LOWEST);
+        let thread = gettid();
+        self.low.lock().push(thread);
+        self.take_part();
+        // Before it ends: its number may be another's then.
+        self.low.lock().retain(|low| *low != thread);
+    }
+
+    /// Gives the threads the priority of this one; without privileges others help them.
+    fn hurry(self: &Arc<Self>) {
+        let normal = getpriority_process(None).unwrap_or(0);
+        let low = self.low.lock();
+        let raised = low
+            .iter()
+            .all(|thread| setpriority_process(Some(*thread), normal).is_ok());
+        drop(low);
+        if !raised {
+            for _ in 0..self.threads {
+                // Without help it takes longer.
+                let _ = self.start_thread(Priority::Normal);
+            }
+        }
     }
 
     fn take_part(&self) {
@@ -244,10 +272,7 @@ impl DmaGate for RamGate {
             return Ok(());
         }
         if mapping.arrive() && self.needs_help {
-            for _ in 0..mapping.threads {
-                // Without help it takes longer.
-                let _ = mapping.start_thread(Priority::Normal);
-            }
+            mapping.hurry();
         }
         mapping.wait()
     }

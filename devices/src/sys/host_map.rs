@@ -69,11 +69,7 @@ impl HostMap {
 
     /// Maps `len` bytes of `file`, which lies on hugetlbfs or is a memfd of huge pages. The pages
     /// are reserved: none is missing when it is touched (Documentation/mm/hugetlbfs_reserv.rst).
-    pub fn of_huge_pages(
-        file: BorrowedFd<'_>,
-        len: u64,
-        alignment: Alignment,
-    ) -> io::Result<Self> {
+    pub fn of_huge_pages(file: BorrowedFd<'_>, len: u64, alignment: Alignment) -> io::Result<Self> {
         Self::place(len, alignment, libc::MAP_SHARED, file.as_raw_fd(), 0)
     }
 
