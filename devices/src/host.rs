@@ -88,6 +88,14 @@ impl Sysfs {
         (address != 0).then_some(address)
     }
 
+    /// The NUMA node that a device is attached to; `None` where the host has but one, or does not
+    /// say.
+    pub fn numa_node(&self, bdf: Bdf) -> Option<u32> {
+        let node = fs::read_to_string(self.device_path(bdf).join("numa_node")).ok()?;
+        // -1 for none.
+        node.trim().parse().ok()
+    }
+
     /// Whether the host has any IOMMU group at all.
     pub fn has_iommu(&self) -> bool {
         let groups = fs::read_dir(self.root.join("sys/kernel/iommu_groups"));
@@ -110,6 +118,20 @@ fn link_name(link: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_is_at_its_node_or_at_none() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = Sysfs::below(root.path());
+        let bdf: Bdf = "41:00.0".parse().unwrap();
+        let dir = root.path().join(format!("sys/bus/pci/devices/{bdf}"));
+        fs::create_dir_all(&dir).unwrap();
+        assert_eq!(sysfs.numa_node(bdf), None);
+        for (text, node) in [("1\n", Some(1)), ("-1\n", None)] {
+            fs::write(dir.join("numa_node"), text).unwrap();
+            assert_eq!(sysfs.numa_node(bdf), node);
+        }
+    }
 
     #[test]
     fn a_bar_has_the_address_of_its_line_and_an_absent_one_none() {

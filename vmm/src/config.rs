@@ -53,8 +53,13 @@ pub struct Config {
     )]
     pub cmdline: String,
 
-    /// Guest RAM, as in 64G; with hugepages=2M or 1G from the host's reserved huge pages
-    #[arg(long, value_name = "SIZE[,hugepages=2M|1G]", default_value = "1G")]
+    /// Guest RAM, as in 64G; with hugepages=2M or 1G from the host's reserved huge pages, with
+    /// node=N from that NUMA node (auto: the first device's, if it has memory free)
+    #[arg(
+        long,
+        value_name = "SIZE[,hugepages=2M|1G][,node=N|auto]",
+        default_value = "1G"
+    )]
     pub memory: MemoryOption,
 
     /// Virtual CPUs
@@ -74,6 +79,20 @@ pub struct Config {
     /// devices
     #[arg(long, value_name = "auto|type1|iommufd", default_value = "auto")]
     pub iommu: Iommu,
+
+    /// When guest RAM is mapped for devices: deferred, while the guest runs already (the first
+    /// device that masters the bus waits for it), or eager, before its first instruction
+    #[arg(long, value_name = "deferred|eager", default_value = "deferred")]
+    pub dma_map: DmaMap,
+
+    /// Allocates all guest RAM before the first instruction, also without devices
+    #[arg(long, value_name = "on|off", default_value = "off")]
+    pub prefault: Switch,
+
+    /// Keeps the gate before bus mastering closed for so many seconds after a device came to it:
+    /// for tests of what the guest notices of a wait (docs/lab.md)
+    #[arg(long, value_name = "SECONDS", hide = true, default_value = "0")]
+    pub test_hold_dma_gate: u64,
 
     /// Size of the 64-bit MMIO window instead of what the devices need
     #[arg(long, value_name = "SIZE")]
@@ -140,6 +159,26 @@ pub enum Iommu {
     Iommufd,
 }
 
+/// When guest RAM is mapped for devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DmaMap {
+    /// While the guest runs; bus mastering waits for it.
+    #[default]
+    Deferred,
+    /// Before the guest runs.
+    Eager,
+}
+
+/// On or off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// Yes.
+    On,
+    /// No.
+    #[default]
+    Off,
+}
+
 /// How a peer-to-peer mapping is decided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum P2p {
@@ -181,6 +220,8 @@ mod tests {
         assert_eq!(config.memory.size.0, 1 << 30);
         assert_eq!(config.cpus.0, 1);
         assert_eq!(config.iommu, Iommu::Auto);
+        assert_eq!(config.dma_map, DmaMap::Deferred);
+        assert_eq!(config.prefault, Switch::Off);
         assert!(config.vfio.is_empty() && config.boot_profile.is_none());
         assert!(error(&[]).contains("--kernel"));
     }

@@ -21,6 +21,7 @@ use devices::pci::place_error::PlaceError;
 
 use crate::config::UsageError;
 use crate::memory::MemoryError;
+use crate::memory_check::MemoryCheckError;
 
 /// Whose fault it is, as the exit code tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +63,9 @@ pub enum Error {
     /// Guest RAM cannot be had.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// The host does not grant what guest RAM needs.
+    #[error(transparent)]
+    MemoryCheck(#[from] MemoryCheckError),
     /// Too many vCPUs to describe.
     #[error(transparent)]
     Acpi(#[from] AcpiTooLarge),
@@ -147,12 +151,12 @@ impl Error {
             Self::Layout(LayoutError::TooLarge { .. })
             | Self::Kvm { .. }
             | Self::KvmLacks { .. }
+            | Self::MemoryCheck(_)
             | Self::Device(_)
             | Self::Iommu(_)
             | Self::Place { .. }
             | Self::Host(_) => Class::Preflight,
             Self::Assign(error) if error.is_preflight() => Class::Preflight,
-            Self::Memory(error) if error.is_preflight() => Class::Preflight,
             Self::Memory(_)
             | Self::Call(_)
             | Self::System { .. }

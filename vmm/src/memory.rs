@@ -10,9 +10,7 @@ use std::fs::{self, File};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use arch::layout::{AddressRange, GIB, MIB};
 use devices::sys::{Alignment, DmaFile, HostMap, HostRange};
@@ -20,9 +18,6 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 use crate::options::HugePages;
-
-/// Bytes that one thread populates at a time.
-const POPULATE_CHUNK: u64 = 64 * MIB;
 
 /// Guest RAM cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -37,42 +32,6 @@ pub enum MemoryError {
         /// The kernel's reason.
         source: io::Error,
     },
-    /// The pool of huge pages is too small.
-    #[error(
-        "guest memory needs {needed} huge pages of {size}, {free} are free; \
-         reserve more with: echo {} > {pool}/nr_hugepages",
-        total + needed - free
-    )]
-    HugePages {
-        /// Pages needed.
-        needed: u64,
-        /// Pages free and not promised to others.
-        free: u64,
-        /// Pages of the pool.
-        total: u64,
-        /// 2M or 1G.
-        size: &'static str,
-        /// The pool's directory.
-        pool: String,
-    },
-    /// The host kernel has no such huge pages.
-    #[error(
-        "this host has no huge pages of {size} ({pool} is missing); \
-         a 1 GiB pool needs hugepagesz=1G on the host's kernel command line"
-    )]
-    NoHugePages {
-        /// 2M or 1G.
-        size: &'static str,
-        /// The pool's directory.
-        pool: String,
-    },
-}
-
-impl MemoryError {
-    /// Whether it was found before anything was started.
-    pub fn is_preflight(&self) -> bool {
-        matches!(self, Self::HugePages { .. } | Self::NoHugePages { .. })
-    }
 }
 
 /// What is behind guest RAM.
@@ -88,20 +47,25 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// Chooses by what was asked for and what the host allows.
-    pub fn choose(huge_pages: Option<HugePages>) -> Self {
+    /// Chooses by what was asked for and what the host allows; says why.
+    pub fn choose(huge_pages: Option<HugePages>) -> (Self, &'static str) {
         const THP: &str = "/sys/kernel/mm/transparent_hugepage";
         match huge_pages {
-            Some(size) => Self::Huge(size),
+            Some(size) => (Self::Huge(size), "hugetlb memfd, as asked for"),
             None => {
                 let read = |path: String| fs::read_to_string(path).unwrap_or_default();
                 let all = read(format!("{THP}/shmem_enabled"));
                 let of_2m = read(format!("{THP}/hugepages-2048kB/shmem_enabled"));
                 let anonymous = read(format!("{THP}/enabled"));
-                if shmem_may_be_huge(&all, &of_2m) || chosen(&anonymous) == "never" {
-                    Self::Shared
+                if shmem_may_be_huge(&all, &of_2m) {
+                    let why = "memfd: the host gives shared memory huge pages (shmem_enabled)";
+                    (Self::Shared, why)
+                } else if matches!(chosen(&anonymous), "never" | "") {
+                    (Self::Shared, "memfd: the host gives no memory huge pages")
                 } else {
-                    Self::Private
+                    let why = "private anonymous memory: the host gives it huge pages, and none to \
+                               shared memory (shmem_enabled)";
+                    (Self::Private, why)
                 }
             }
         }
@@ -132,37 +96,13 @@ fn shmem_may_be_huge(all: &str, of_2m: &str) -> bool {
     }
 }
 
-/// Checks that the pool holds `size` bytes of free huge pages.
-pub fn check_huge_pages(size: u64, pages: HugePages) -> Result<(), MemoryError> {
-    let name = match pages {
-        HugePages::Size2M => "2M",
-        HugePages::Size1G => "1G",
-    };
-    let pool = format!(
-        "/sys/kernel/mm/hugepages/hugepages-{}kB",
-        pages.bytes() >> 10
-    );
-    if !Path::new(&pool).is_dir() {
-        return Err(MemoryError::NoHugePages { size: name, pool });
-    }
-    let read = |what: &str| -> u64 {
-        fs::read_to_string(format!("{pool}/{what}"))
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .unwrap_or(0)
-    };
-    let free = read("free_hugepages").saturating_sub(read("resv_hugepages"));
-    let needed = size.div_ceil(pages.bytes());
-    if free >= needed {
-        return Ok(());
-    }
-    Err(MemoryError::HugePages {
-        needed,
-        free,
-        total: read("nr_hugepages"),
-        size: name,
-        pool,
-    })
+/// Which NUMA node RAM comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodePolicy {
+    /// Its number.
+    pub node: u32,
+    /// From no other, even when this one is full.
+    pub strict: bool,
 }
 
 /// One contiguous range of guest RAM.
@@ -181,8 +121,12 @@ pub struct GuestRam {
 }
 
 impl GuestRam {
-    /// Reserves and maps RAM at `layout`; pages are allocated as they are touched.
-    pub fn map(layout: &[AddressRange], backing: Backing) -> Result<Self, MemoryError> {
+    /// Reserves and maps RAM at `layout`; pages are allocated as they are touched, by `policy`.
+    pub fn map(
+        layout: &[AddressRange],
+        backing: Backing,
+        policy: Option<NodePolicy>,
+    ) -> Result<Self, MemoryError> {
         let mut ranges = Vec::new();
         let mut regions = Vec::new();
         for range in layout {
@@ -190,6 +134,10 @@ impl GuestRam {
             let map = map_range(range, backing).map_err(failed("map memory"))?;
             // Fails where the kernel has no transparent huge pages; small pages then.
             let _ = map.advise(0, map.len(), libc::MADV_HUGEPAGE);
+            if let Some(policy) = policy {
+                // Before any page is touched: it does not move those that are there.
+                bind(&map, policy).map_err(failed("choose the NUMA node"))?;
+            }
             let region = region_of(&map).map_err(failed("map memory"))?;
             let region = GuestRegionMmap::new(region, GuestAddress(range.start))
                 .ok_or(io::ErrorKind::InvalidInput.into())
@@ -217,50 +165,6 @@ impl GuestRam {
     pub fn access(&self) -> &GuestMemoryMmap {
         &self.access
     }
-
-    /// Allocates all pages, with `threads` threads at once. Pages that the guest or we have
-    /// written keep their contents.
-    pub fn populate(&self, threads: usize) -> Result<(), MemoryError> {
-        let chunks: Vec<_> = self.ranges.iter().flat_map(chunks).collect();
-        let next = AtomicU64::new(0);
-        let work = || -> Result<(), MemoryError> {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed) as usize;
-                let Some(chunk) = chunks.get(index) else {
-                    return Ok(());
-                };
-                let range = AddressRange::new(chunk.gpa, chunk.gpa + chunk.memory.len());
-                chunk
-                    .memory
-                    .advise(libc::MADV_POPULATE_WRITE)
-                    .map_err(|source| call_failed("allocate memory", range, source))?;
-            }
-        };
-        std::thread::scope(|scope| {
-            let helpers: Vec<_> = (1..threads.max(1)).map(|_| scope.spawn(work)).collect();
-            let mut result = work();
-            for helper in helpers {
-                let theirs = helper.join().unwrap_or(Ok(()));
-                result = result.and(theirs);
-            }
-            result
-        })
-    }
-}
-
-/// Parts of [`POPULATE_CHUNK`] at most.
-fn chunks(range: &RamRange) -> Vec<RamRange> {
-    let mut parts = Vec::new();
-    let mut offset = 0;
-    while offset < range.memory.len() {
-        let len = POPULATE_CHUNK.min(range.memory.len() - offset);
-        if let Some(memory) = range.memory.part(offset, len) {
-            let gpa = range.gpa + offset;
-            parts.push(RamRange { gpa, memory });
-        }
-        offset += len;
-    }
-    parts
 }
 
 fn call_failed(what: &'static str, range: AddressRange, source: io::Error) -> MemoryError {
@@ -284,8 +188,38 @@ fn map_range(range: &AddressRange, backing: Backing) -> io::Result<HostMap> {
     };
     let file = File::from(memfd_create(c"guest-ram", flags | MFdFlags::MFD_CLOEXEC)?);
     file.set_len(range.len())?;
-    let map = HostMap::of_file(file.as_fd(), 0, range.len(), alignment)?;
+    let map = match backing {
+        Backing::Huge(_) => HostMap::of_huge_pages(file.as_fd(), range.len(), alignment)?,
+        _ => HostMap::of_file(file.as_fd(), 0, range.len(), alignment)?,
+    };
     Ok(map.with_dma_file(DmaFile::Memory(file.into())))
+}
+
+/// mbind(2) on all of `map`; of a memfd it is the file's policy, for whoever touches it first.
+fn bind(map: &HostMap, policy: NodePolicy) -> io::Result<()> {
+    const BITS: usize = u64::BITS as usize;
+    let mode = match policy.strict {
+        true => libc::MPOL_BIND,
+        false => libc::MPOL_PREFERRED,
+    };
+    // More nodes than any kernel is built for.
+    let mut nodes = [0u64; 1024 / BITS];
+    let node = policy.node as usize;
+    let word = nodes.get_mut(node / BITS);
+    *word.ok_or(io::ErrorKind::InvalidInput)? |= 1 << (node % BITS);
+    // The kernel takes one bit less than it is told (mm/mempolicy.c, get_nodes).
+    let bits = 1024 + 1;
+    // SAFETY: mbind(2) reads `bits` bits of `nodes`, rounded up to words; the last one is not
+    // looked at, see above. It changes where pages of a mapping that we own come from, nothing that
+    // Rust relies on.
+    let rc = unsafe {
+        let (address, len) = (map.address(), map.len());
+        libc::syscall(libc::SYS_mbind, address, len, mode, nodes.as_ptr(), bits, 0)
+    };
+    match rc {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// A view of `map` for vm-memory, which does not own it.
@@ -312,14 +246,16 @@ mod tests {
             AddressRange::new(4 * GIB + 2 * MIB, 4 * GIB + 6 * MIB),
         ];
         for backing in [Backing::Shared, Backing::Private] {
-            let ram = GuestRam::map(&layout, backing).unwrap();
+            let ram = GuestRam::map(&layout, backing, None).unwrap();
             for (range, wanted) in ram.ranges().iter().zip(&layout) {
                 assert_eq!(range.gpa, wanted.start);
                 assert_eq!(range.memory.address() % GIB, wanted.start % GIB);
             }
             let at = GuestAddress(layout[1].end - 8);
             ram.access().write_obj(7u64, at).unwrap();
-            ram.populate(2).unwrap();
+            for range in ram.ranges() {
+                range.memory.advise(libc::MADV_POPULATE_WRITE).unwrap();
+            }
             assert_eq!(ram.access().read_obj::<u64>(at).unwrap(), 7);
             assert!(ram.access().write_obj(7u64, GuestAddress(4 * MIB)).is_err());
         }
@@ -328,7 +264,26 @@ mod tests {
     #[test]
     fn terabytes_can_be_mapped_without_being_there() {
         let layout = [AddressRange::new(0, 1228 * GIB)];
-        assert!(GuestRam::map(&layout, Backing::Private).is_ok());
+        assert!(GuestRam::map(&layout, Backing::Private, None).is_ok());
+    }
+
+    #[test]
+    fn ram_can_be_bound_to_a_node_and_not_to_one_that_is_not_there() {
+        let layout = [AddressRange::new(0, 4 * MIB)];
+        let map = |node, strict| {
+            let policy = NodePolicy { node, strict };
+            GuestRam::map(&layout, Backing::Shared, Some(policy))
+        };
+        for strict in [false, true] {
+            let unknown = |error: &MemoryError| {
+                let MemoryError::Call { source, .. } = error;
+                // A kernel without NUMA.
+                source.raw_os_error() == Some(libc::ENOSYS)
+            };
+            assert!(map(0, strict).as_ref().err().is_none_or(unknown));
+            assert!(map(1023, strict).is_err());
+            assert!(map(1 << 20, strict).is_err());
+        }
     }
 
     #[test]
@@ -349,14 +304,5 @@ mod tests {
             advise,
             "always inherit within_size advise [never]\n"
         ));
-    }
-
-    #[test]
-    fn too_few_huge_pages_are_told_with_the_command_that_reserves_them() {
-        let error = check_huge_pages(1 << 50, HugePages::Size2M).unwrap_err();
-        assert!(error.is_preflight());
-        if let MemoryError::HugePages { .. } = error {
-            assert!(error.to_string().contains("nr_hugepages"), "{error}");
-        }
     }
 }

@@ -61,13 +61,24 @@ impl HugePages {
     }
 }
 
-/// `--memory SIZE[,hugepages=2M|1G]`.
+/// `node=N|auto`: the host's NUMA node that guest RAM comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Node {
+    /// This one and no other.
+    Number(u32),
+    /// That of the first assigned device, where it has memory free.
+    Auto,
+}
+
+/// `--memory SIZE[,hugepages=2M|1G][,node=N|auto]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryOption {
     /// Bytes of guest RAM.
     pub size: Size,
     /// Back it with reserved huge pages.
     pub huge_pages: Option<HugePages>,
+    /// Where it comes from; `None` leaves it to the kernel.
+    pub node: Option<Node>,
 }
 
 impl FromStr for MemoryOption {
@@ -80,12 +91,23 @@ impl FromStr for MemoryOption {
         let mut option = Self {
             size,
             huge_pages: None,
+            node: None,
         };
         for part in parts {
-            match part {
-                "hugepages=2M" => option.huge_pages = Some(HugePages::Size2M),
-                "hugepages=1G" => option.huge_pages = Some(HugePages::Size1G),
-                _ => return Err(format!("\"{part}\" is not known; hugepages=2M or 1G is")),
+            match part.split_once('=') {
+                Some(("hugepages", "2M")) => option.huge_pages = Some(HugePages::Size2M),
+                Some(("hugepages", "1G")) => option.huge_pages = Some(HugePages::Size1G),
+                Some(("node", "auto")) => option.node = Some(Node::Auto),
+                Some(("node", number)) => {
+                    let number = number.parse();
+                    let wrong = |_| format!("\"{part}\" is not node=auto or a number");
+                    option.node = Some(Node::Number(number.map_err(wrong)?));
+                }
+                _ => {
+                    return Err(format!(
+                        "\"{part}\" is not known; hugepages=2M or 1G and node=N or auto are"
+                    ));
+                }
             }
         }
         Ok(option)
@@ -323,6 +345,13 @@ mod tests {
         assert_eq!(option.huge_pages, Some(HugePages::Size1G));
         let option: MemoryOption = "size=2G,hugepages=2M".parse().unwrap();
         assert_eq!(option.size, Size(2 << 30));
+        let option: MemoryOption = "64G,node=1,hugepages=2M".parse().unwrap();
+        assert_eq!(option.node, Some(Node::Number(1)));
+        let option: MemoryOption = "64G,node=auto".parse().unwrap();
+        assert_eq!(option.node, Some(Node::Auto));
+        for text in ["1G,node=", "1G,node=-1", "1G,node=near"] {
+            assert!(text.parse::<MemoryOption>().is_err(), "{text}");
+        }
         for text in ["1G,hugepages=4K", "1G,shared=on", "1G,", ",hugepages=2M"] {
             assert!(text.parse::<MemoryOption>().is_err(), "{text}");
         }

@@ -6,15 +6,17 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
+use devices::assign::ports::DmaGate;
 use devices::bus::Bus;
 use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
-use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 use crate::error::Error;
 use crate::kvm::vcpu::{ExitHandler, Pause, Vcpu};
+use crate::pauses::{Entry, Pauses, Turn};
 use crate::profile::Profile;
 use crate::stop::{Outcome, Stop};
 
@@ -38,6 +40,8 @@ pub struct VcpuContext {
     pub on_fault: Option<FaultHandler>,
     /// Learns when the guest starts.
     pub profile: Arc<Profile>,
+    /// Passed before the guest's first instruction.
+    pub start_gate: Option<Arc<dyn DmaGate>>,
 }
 
 impl ExitHandler for VcpuContext {
@@ -60,13 +64,17 @@ impl ExitHandler for VcpuContext {
 
 /// Running vCPUs. Dropping it stops them.
 pub struct VcpuThreads {
-    threads: Vec<JoinHandle<()>>,
+    pauses: Arc<Pauses>,
     stop: Arc<Stop>,
 }
 
 impl VcpuThreads {
-    /// Starts a thread for each of `vcpus`.
-    pub fn start(vcpus: Vec<Vcpu>, context: VcpuContext) -> Result<Self, Error> {
+    /// Starts a thread for each of `vcpus`; `pauses` can hold them up from then on.
+    pub fn start(
+        vcpus: Vec<Vcpu>,
+        context: VcpuContext,
+        pauses: &Arc<Pauses>,
+    ) -> Result<Self, Error> {
         extern "C" fn only_interrupt(
             _: libc::c_int,
             _: *mut libc::siginfo_t,
@@ -76,24 +84,20 @@ impl VcpuThreads {
         register_signal_handler(SIGRTMIN(), only_interrupt)
             .map_err(|error| io::Error::from_raw_os_error(error.errno()))
             .map_err(Error::system("install the signal that stops vCPUs"))?;
-        let mut running = Self {
-            threads: Vec::with_capacity(vcpus.len()),
+        // Dropping it ends those that were started before an error.
+        let running = Self {
+            pauses: Arc::clone(pauses),
             stop: Arc::clone(&context.stop),
         };
         let context = Arc::new(context);
         for vcpu in vcpus {
-            let context = Arc::clone(&context);
+            let (context, turn) = (Arc::clone(&context), pauses.turn());
+            let in_guest = turn.in_guest();
             let thread = thread::Builder::new()
                 .name(format!("vcpu{}", vcpu.id()))
-                .spawn(move || run(vcpu, &context));
-            match thread {
-                Ok(thread) => running.threads.push(thread),
-                Err(error) => {
-                    let error = Error::system("start a vCPU's thread")(error);
-                    // Dropping `running` ends the others.
-                    return Err(error);
-                }
-            }
+                .spawn(move || run(vcpu, turn, &context))
+                .map_err(Error::system("start a vCPU's thread"))?;
+            pauses.add(thread, in_guest);
         }
         Ok(running)
     }
@@ -103,19 +107,11 @@ impl Drop for VcpuThreads {
     fn drop(&mut self) {
         // Without an outcome of its own the run ends here all the same.
         self.stop.request(Outcome::Quit);
-        while !self.threads.iter().all(JoinHandle::is_finished) {
-            for thread in &self.threads {
-                if !thread.is_finished() {
-                    // Fails for a thread that has ended in between.
-                    let _ = thread.kill(SIGRTMIN());
-                }
-            }
+        while self.pauses.interrupt_all() {
             thread::sleep(KICK_INTERVAL);
         }
-        for thread in self.threads.drain(..) {
-            // A thread that panicked has said so (see `Watch`).
-            let _ = thread.join();
-        }
+        // A thread that panicked has said so (see `Watch`).
+        self.pauses.join();
     }
 }
 
@@ -133,13 +129,26 @@ impl Drop for Watch<'_> {
     }
 }
 
-fn run(mut vcpu: Vcpu, context: &VcpuContext) {
+fn run(mut vcpu: Vcpu, mut turn: Turn, context: &VcpuContext) {
     let _watch = Watch(&context.stop);
     if vcpu.id() == 0 {
+        // The others wait until the guest starts them.
+        let gate = context.start_gate.as_ref();
+        if gate.is_some_and(|gate| gate.pass().is_err()) {
+            return;
+        }
         context.profile.mark("first guest instruction");
     }
-    while !context.stop.is_requested() {
-        let outcome = match vcpu.run(context) {
+    loop {
+        match turn.enter(&context.stop) {
+            Entry::Guest => {}
+            Entry::WasHeldUp => {
+                tell_held_up(&vcpu);
+                continue;
+            }
+            Entry::End => return,
+        }
+        let outcome = match vcpu.run(context, &turn) {
             None | Some(Pause::Interrupted) => continue,
             Some(Pause::MemoryFault(gpa)) => match on_fault(&vcpu, context, gpa) {
                 None => continue,
@@ -155,6 +164,16 @@ fn run(mut vcpu: Vcpu, context: &VcpuContext) {
             Some(Pause::Broken(text)) => broken(&vcpu, text),
         };
         context.stop.request(outcome);
+    }
+}
+
+fn tell_held_up(vcpu: &Vcpu) {
+    if let Err(error) = vcpu.tell_held_up() {
+        let id = vcpu.id();
+        tracing::warn!(
+            "vCPU {id} was held up and its guest cannot be told, its watchdogs may complain: {error}: {}",
+            error.source
+        );
     }
 }
 

@@ -113,6 +113,17 @@ pub enum AssignError {
         /// The kernel's reason.
         source: CallError,
     },
+    /// There is not enough memory behind guest RAM.
+    #[error(
+        "memory for guest RAM at {range} cannot be allocated{}",
+        populate_remedy(source)
+    )]
+    Populate {
+        /// Guest-physical.
+        range: Range,
+        /// The kernel's reason.
+        source: std::io::Error,
+    },
     /// Guest RAM cannot be mapped for DMA.
     #[error("guest RAM at {range} cannot be mapped for DMA{}", ram_remedy(source))]
     Ram {
@@ -140,9 +151,11 @@ impl AssignError {
             | Self::NoRoomForClique { .. }
             | Self::Export { .. }
             | Self::Ram { .. } => true,
-            Self::OpenThread { .. } | Self::Query { .. } | Self::Mmap { .. } | Self::Install(_) => {
-                false
-            }
+            Self::OpenThread { .. }
+            | Self::Query { .. }
+            | Self::Mmap { .. }
+            | Self::Populate { .. }
+            | Self::Install(_) => false,
         }
     }
 
@@ -173,6 +186,18 @@ fn open_remedy(source: &CallError) -> &'static str {
         Some(libc::EACCES | libc::EPERM) => {
             " (you may not use it, or it is a VF whose PF wants a token)"
         }
+        _ => "",
+    }
+}
+
+fn populate_remedy(source: &std::io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::ENOMEM) => " (the host has too little memory free: give the guest less)",
+        // A page that cannot be had would be SIGBUS on access (madvise(2), MADV_POPULATE_WRITE).
+        Some(libc::EFAULT) => {
+            " (the pool of huge pages or the limit of shared memory is used up: see /proc/meminfo)"
+        }
+        Some(libc::EHWPOISON) => " (the host's memory is faulty: see `dmesg`)",
         _ => "",
     }
 }

@@ -12,7 +12,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::commit::{BarEngine, ROM};
 use super::config::{ConfigSpace, Owner};
 use super::irq::Interrupts;
-use super::ports::{CallError, IrqIndex, IrqRequest, Region, VfioDevice};
+use super::ports::{CallError, DmaGate, IrqIndex, IrqRequest, Region, VfioDevice};
 use super::reset::{forward_command, reset_function};
 use crate::pci::address::Bdf;
 use crate::pci::ecam::PciFunction;
@@ -32,6 +32,7 @@ pub struct AssignedFunction {
     bdf: Bdf,
     device: Arc<dyn VfioDevice>,
     engine: Arc<BarEngine>,
+    gate: Arc<dyn DmaGate>,
     /// MSI-X table and PBA: the BAR and the bytes in it.
     table: Option<(u8, Range)>,
     pba: Option<(u8, Range)>,
@@ -47,6 +48,7 @@ impl AssignedFunction {
         (number, bdf): (usize, Bdf),
         device: Arc<dyn VfioDevice>,
         engine: Arc<BarEngine>,
+        gate: Arc<dyn DmaGate>,
         config: ConfigSpace,
         irq: Interrupts,
         msix_bars: Option<(u8, u8)>,
@@ -57,6 +59,7 @@ impl AssignedFunction {
             bdf,
             device,
             engine,
+            gate,
             table: located.map(|((table, _), (bar, _))| (bar, table)),
             pba: located.map(|((_, pba), (_, bar))| (bar, pba)),
             rom: None,
@@ -240,18 +243,30 @@ impl AssignedFunction {
         }
     }
 
-    /// COMMAND: decoders through the engine, then the bus master on the physical device, then what
-    /// it means for INTx. Nothing is decoded late and no DMA starts early.
+    /// COMMAND: decoders through the engine, then the bus master on the physical device, once guest
+    /// RAM is mapped for it, then what it means for INTx. Nothing is decoded late and no DMA starts
+    /// early.
     fn write_command(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
         registers.config.write_command(offset, data);
         self.commit(registers);
-        if let Err(error) = forward_command(self.device.as_ref(), &registers.config) {
+        let command = registers.config.command();
+        let decoders = registers.config.decoders();
+        let allowed = self.allowed(command);
+        if let Err(error) = forward_command(self.device.as_ref(), decoders, allowed) {
             self.complain("pass COMMAND on to it", &error);
         }
-        let command = registers.config.command();
         let active = command.intersects(Command::MEMORY | Command::IO | Command::MASTER);
         let allowed = active && !command.contains(Command::INTX_DISABLE);
         registers.irq.allow_intx(allowed);
+    }
+
+    /// What of the guest's COMMAND may reach the device. Asked at every write that keeps the bus
+    /// master on, so that none gets past a closed gate.
+    fn allowed(&self, command: Command) -> Command {
+        if command.contains(Command::MASTER) && self.gate.pass().is_err() {
+            return command.difference(Command::MASTER);
+        }
+        command
     }
 
     /// Also when nothing has changed: what could not be followed before may be possible now.

@@ -3,7 +3,8 @@
 //! 1. [`open`]: all devices at once, through an IOMMU backend;
 //! 2. [`size`]: configuration space, BARs, interrupts of each; [`windows`]: what can be mapped;
 //! 3. [`crate::pci::place`]: a guest-physical address for every BAR;
-//! 4. [`map`]: areas into the VMM, RAM into the IOMMU; [`commit`]: areas into memslots and, where
+//! 4. [`map`]: areas into the VMM; [`ram`]: RAM into the IOMMU, possibly while the guest runs
+//!    already: a device waits for it before it masters the bus; [`commit`]: areas into memslots and, where
 //!    [`peers`] may reach them, into the IOMMU;
 //! 5. [`function`]: the guest's configuration accesses ([`config`]) and BAR accesses that
 //!    [`trap`]; a write to COMMAND or a BAR is planned ([`plan`]) and committed ([`commit`]), a
@@ -23,6 +24,7 @@ pub mod peers;
 pub mod plan;
 pub mod ports;
 pub mod preflight;
+pub mod ram;
 pub mod reset;
 pub mod rom;
 pub mod size;
@@ -32,6 +34,8 @@ pub mod windows;
 
 #[cfg(test)]
 mod flow_tests;
+#[cfg(test)]
+mod gate_tests;
 #[cfg(test)]
 mod property_tests;
 #[cfg(test)]
@@ -55,7 +59,7 @@ use config::{ConfigSetup, ConfigSpace};
 use function::AssignedFunction;
 use irq::{Interrupts, IrqCounts, IrqPorts};
 use peers::Peers;
-use ports::{IommuBackend, MemSlots};
+use ports::{DmaGate, IommuBackend, MemSlots};
 use trap::{BarWindow, Space};
 
 /// Whether other assigned devices may reach a device's BARs by DMA.
@@ -110,6 +114,8 @@ pub struct Ports {
     pub slots: Arc<dyn MemSlots>,
     /// Interrupts.
     pub irq: IrqPorts,
+    /// Passed before a device masters the bus.
+    pub gate: Arc<dyn DmaGate>,
 }
 
 /// The address windows that BARs answer in.
@@ -307,6 +313,7 @@ fn function(
         (number, device.bdf),
         device.device,
         Arc::clone(engine),
+        Arc::clone(&ports.gate),
         config,
         irq,
         msix_bars,

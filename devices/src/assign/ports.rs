@@ -259,3 +259,28 @@ pub trait IntxLines: Send + Sync {
     /// Undoes [`IntxLines::connect`].
     fn disconnect(&self, gsi: u32, trigger: &EventFd) -> Result<(), CallError>;
 }
+
+/// Guest RAM will not be mapped for DMA: whoever found out ends the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("guest RAM is not mapped for DMA")]
+pub struct GateClosed;
+
+/// What a device passes before it may master the bus: guest RAM must be mapped for DMA by then.
+///
+/// It is about order, not security: a device that masters the bus without it meets faults of the
+/// IOMMU.
+pub trait DmaGate: Send + Sync {
+    /// Returns when all guest RAM is mapped. May take long, with locks of the caller's held: an
+    /// implementation takes no lock of a function or of the BAR engine.
+    fn pass(&self) -> Result<(), GateClosed>;
+}
+
+/// The gate where guest RAM is mapped already, or is not there.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenGate;
+
+impl DmaGate for OpenGate {
+    fn pass(&self) -> Result<(), GateClosed> {
+        Ok(())
+    }
+}

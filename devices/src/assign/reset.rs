@@ -29,16 +29,20 @@ pub fn reset_function(
 ) -> Result<(), CallError> {
     irq.reset();
     config.reset();
-    forward_command(device, config)?;
+    forward_command(device, config.decoders(), Command::empty())?;
     device.reset()
 }
 
-/// Gives the device those bits of the guest's COMMAND that are the guest's to decide, and the
-/// decoders, which stay on. Written each time, also when no bit has changed: a device that reset
+/// Gives the device those bits of the guest's COMMAND that are the guest's to decide, and its
+/// `decoders`, which stay on. Written each time, also when no bit has changed: a device that reset
 /// itself (by a register of its own) has lost its decoders, and vfio-pci restores its BARs only
 /// when COMMAND is written (drivers/vfio/pci/vfio_pci_config.c, vfio_basic_config_write).
-pub fn forward_command(device: &dyn VfioDevice, config: &ConfigSpace) -> Result<(), CallError> {
-    let physical = config.decoders() | config.command().intersection(FORWARDED);
+pub fn forward_command(
+    device: &dyn VfioDevice,
+    decoders: Command,
+    guest: Command,
+) -> Result<(), CallError> {
+    let physical = decoders | guest.intersection(FORWARDED);
     let offset = Reg::COMMAND.offset().into();
     device.write(Region::Config, offset, &physical.bits().to_le_bytes())
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::commit::BarKey;
 use super::irq::IrqPorts;
-use super::ports::{IommuBackend, IommuNature, MemSlots};
+use super::ports::{DmaGate, IommuBackend, IommuNature, MemSlots, OpenGate};
 use super::{
     AssignError, Assignment, BarWindows, DeviceOptions, Ports, SizedDevice, place_requests,
 };
@@ -50,6 +50,7 @@ pub fn ports(kernel: &Arc<FakeKernel>) -> Ports {
             routes: Arc::clone(kernel) as _,
             lines: Arc::clone(kernel) as _,
         },
+        gate: Arc::new(OpenGate),
     }
 }
 
@@ -65,7 +66,14 @@ impl Rig {
         options: DeviceOptions,
         adjust: impl Fn(&mut SizedDevice),
     ) -> Self {
-        Self::build(IommuNature::default(), specs, &[options], adjust).unwrap()
+        let gate = Arc::new(OpenGate);
+        Self::build(IommuNature::default(), specs, &[options], gate, adjust).unwrap()
+    }
+
+    /// Behind a gate, which is made from the kernel.
+    pub fn gated(nature: IommuNature, specs: Vec<FakeDeviceSpec>, gate: Arc<dyn DmaGate>) -> Self {
+        let options = [DeviceOptions::default()];
+        Self::build(nature, specs, &options, gate, |_| ()).unwrap()
     }
 
     /// On a backend of any nature.
@@ -80,20 +88,24 @@ impl Rig {
         specs: Vec<FakeDeviceSpec>,
         options: &[DeviceOptions],
     ) -> Result<Self, AssignError> {
-        Self::build(nature, specs, options, |_| ())
+        Self::build(nature, specs, options, Arc::new(OpenGate), |_| ())
     }
 
     fn build(
         nature: IommuNature,
         specs: Vec<FakeDeviceSpec>,
         options: &[DeviceOptions],
+        gate: Arc<dyn DmaGate>,
         adjust: impl Fn(&mut SizedDevice),
     ) -> Result<Self, AssignError> {
         let bdfs: Vec<Bdf> = specs.iter().map(|spec| spec.bdf).collect();
         let kernel = FakeKernel::with_nature(specs, nature);
         let ram = HostMap::anonymous(RAM.len(), Alignment::PAGE).unwrap();
         kernel.set(0, &HostRange::whole(Arc::new(ram))).unwrap();
-        let ports = ports(&kernel);
+        let ports = Ports {
+            gate,
+            ..ports(&kernel)
+        };
         let mut devices = open_all(ports.iommu.as_ref(), &bdfs).unwrap();
         devices.iter_mut().for_each(adjust);
         let space = Windows {

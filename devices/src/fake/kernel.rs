@@ -28,6 +28,8 @@ pub enum Event {
     MoveSlot(Range, u64),
     /// A memslot was removed.
     ClearSlot(Range),
+    /// Pages of guest RAM were allocated: guest-physical range.
+    Populate(Range),
     /// A DMA mapping was made.
     Map(Range),
     /// DMA mappings were removed.
@@ -237,6 +239,12 @@ impl FakeKernel {
             }
             _ => Ok(()),
         }
+    }
+
+    /// madvise(2) with MADV_POPULATE_WRITE on guest RAM at `range`.
+    pub fn populate(&self, range: Range) -> io::Result<()> {
+        let done = self.call("madvise", Event::Populate(range));
+        done.map_err(|error| error.source)
     }
 
     /// `range` of host-virtual addresses shows a BAR.

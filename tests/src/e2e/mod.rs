@@ -12,6 +12,7 @@ mod gpus;
 mod interrupts;
 mod memory;
 mod outcome;
+mod ram;
 mod runner;
 
 use std::time::Duration;
@@ -69,6 +70,7 @@ pub fn all() -> Vec<Test> {
         gpus::tests(),
         interrupts::tests(),
         memory::tests(),
+        ram::tests(),
         errors::tests(),
     ]
     .into_iter()

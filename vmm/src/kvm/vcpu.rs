@@ -8,6 +8,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 
 use super::sys::{internal_error, port_access};
 use crate::error::kvm_call;
+use crate::pauses::Turn;
 
 /// Something that only the VMM can answer for a vCPU.
 pub trait ExitHandler {
@@ -90,9 +91,12 @@ impl Vcpu {
             .map_err(kvm_call("KVM_SET_REGS"))
     }
 
-    /// Runs until something happens that `handler` cannot answer, or one exit was answered.
-    pub fn run(&mut self, handler: &dyn ExitHandler) -> Option<Pause> {
-        match self.fd.run() {
+    /// Runs until something happens that `handler` cannot answer, or one exit was answered. `turn`
+    /// learns when the vCPU is back from the guest.
+    pub fn run(&mut self, handler: &dyn ExitHandler, turn: &Turn) -> Option<Pause> {
+        let exit = self.fd.run();
+        turn.left();
+        match exit {
             Ok(VcpuExit::IoIn(..) | VcpuExit::IoOut(..)) => {
                 self.port(handler);
                 None
@@ -154,6 +158,18 @@ impl Vcpu {
             None => "KVM internal error".to_owned(),
         };
         Pause::Broken(self.with_place(text))
+    }
+
+    /// Lets the guest know that it was held up, so that its watchdogs do not fire
+    /// (KVM_KVMCLOCK_CTRL). One without kvmclock, or that has not set it up yet, has no use for it
+    /// (EINVAL).
+    pub fn tell_held_up(&self) -> Result<(), CallError> {
+        match self.fd.kvmclock_ctrl() {
+            Err(error) if error.errno() != libc::EINVAL => {
+                Err(kvm_call("KVM_KVMCLOCK_CTRL")(error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Where the guest is, for messages.

@@ -8,10 +8,10 @@ use arch::layout::{self, AddressRange};
 use devices::assign::function::AssignedFunction;
 use devices::assign::irq::IrqPorts;
 use devices::assign::open::open_all;
-use devices::assign::ports::{IommuBackend, MemSlots};
+use devices::assign::ports::{DmaGate, IommuBackend, MemSlots};
 use devices::assign::rom::RomSource;
 use devices::assign::{
-    AssignError, Assignment, BarWindows, DeviceOptions, PeerToPeer, Ports, SizedDevice, map,
+    AssignError, Assignment, BarWindows, DeviceOptions, PeerToPeer, Ports, SizedDevice,
     place_requests, preflight,
 };
 use devices::bus::Bus;
@@ -30,7 +30,6 @@ use crate::config::{Config, Iommu, P2p, UsageError};
 use crate::error::Error;
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
-use crate::memory::GuestRam;
 use crate::options::{BarAddress, Decode, RomOption, VfioOption};
 use crate::profile::{Profile, ProfiledFunction, ProfiledIommu};
 
@@ -94,7 +93,7 @@ impl Opening {
     }
 
     /// The devices' IOMMU.
-    pub fn iommu(&self) -> &ProfiledIommu {
+    pub fn iommu(&self) -> &Arc<ProfiledIommu> {
         &self.iommu
     }
 
@@ -102,21 +101,6 @@ impl Opening {
     pub fn holes(&self) -> Vec<AddressRange> {
         let usable: Vec<_> = self.usable.iter().map(to_arch).collect();
         layout::complement(&usable)
-    }
-
-    /// Populates guest RAM and maps it for DMA, while devices are still being opened.
-    pub fn map_ram(&self, ram: &GuestRam, profile: &Profile) -> Result<(), Error> {
-        {
-            let _span = profile.span("populate RAM");
-            let threads = thread::available_parallelism().map_or(1, usize::from);
-            ram.populate(threads)?;
-        }
-        let _span = profile.span("map RAM for DMA");
-        let ranges = ram.ranges().iter();
-        let blocks: Vec<_> = ranges
-            .map(|range| (range.gpa, range.memory.clone()))
-            .collect();
-        Ok(map::map_ram(self.iommu.as_ref(), &blocks)?)
     }
 
     /// Waits until all devices are open; adds to them what the options ask for.
@@ -209,6 +193,7 @@ impl Placed {
         vm: &VmFd,
         slots: &Arc<dyn MemSlots>,
         irqs: &Arc<VmIrqs>,
+        gate: &Arc<dyn DmaGate>,
     ) -> Result<Installed, Error> {
         let iommu = self.opened.iommu;
         let vfio = vm::add_vfio_files(vm, &iommu.kvm_files())?;
@@ -219,6 +204,7 @@ impl Placed {
                 routes: Arc::clone(irqs) as _,
                 lines: Arc::clone(irqs) as _,
             },
+            gate: Arc::clone(gate),
         };
         let memory = [Some(self.placement.mmio32), self.placement.mmio64];
         let windows = BarWindows {

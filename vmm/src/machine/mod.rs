@@ -4,10 +4,12 @@
 //! globally. What concerns assigned devices is in [`assigned`].
 
 mod assigned;
+mod ram;
 mod slots;
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arch::acpi::AcpiConfig;
 use arch::boot::{self, BootSource, Entry};
@@ -32,13 +34,17 @@ use crate::kvm::memslots::{self, VmMemSlots};
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vcpu::Vcpu;
 use crate::kvm::vm::{self, Host};
-use crate::memory::{self, Backing, GuestRam};
+use crate::memory::{Backing, GuestRam};
+use crate::memory_check;
+use crate::pauses::Pauses;
 use crate::profile::{Profile, ProfiledSlots};
+use crate::ram_mapping::Surroundings;
 use crate::run::{VcpuContext, VcpuThreads};
 use crate::signals::Signals;
 use crate::stop::{Outcome, Stop};
 use crate::terminal::RawTerminal;
 use assigned::{Opening, Placed};
+use ram::RamPreparation;
 
 /// Builds the machine that `config` describes, runs it, and tells how it ended.
 pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
@@ -60,15 +66,17 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         Host::open(cpus)?
     };
 
+    let node = memory_check::check(config, profile)?;
     let opening = Opening::begin(config, profile)?;
     let holes = opening.as_ref().map(Opening::holes).unwrap_or_default();
 
     let (phys_bits, guest_phys_bits) = cpuid::address_bits(&host.cpuid);
-    let backing = Backing::choose(config.memory.huge_pages);
+    let (backing, why) = Backing::choose(config.memory.huge_pages);
+    profile.note(format!("guest RAM: {why}"));
     let ram_layout = lay_out_ram(config, backing, &holes, 1 << guest_phys_bits)?;
     let ram = {
         let _span = profile.span("map guest RAM");
-        GuestRam::map(&ram_layout, backing)?
+        GuestRam::map(&ram_layout, backing, node)?
     };
 
     let vm = {
@@ -87,9 +95,18 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         add_ram(slots.as_ref(), &ram)?;
     }
 
+    let pauses = Arc::new(Pauses::default());
+    let around = Surroundings {
+        stop: Arc::clone(&stop),
+        profile: Arc::clone(profile),
+        pauses: Arc::clone(&pauses),
+        hold: Duration::from_secs(config.test_hold_dma_gate),
+    };
+    let iommu = opening.as_ref().map(Opening::iommu);
+    let prepared = RamPreparation::begin(config, &ram, backing, iommu, around)?;
+
     let placed = match opening {
         Some(opening) => {
-            opening.map_ram(&ram, profile)?;
             let opened = opening.finish(config, profile)?;
             Some(Placed::new(opened, config, &ram_layout, guest_phys_bits)?)
         }
@@ -98,9 +115,10 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let mmio64 = placed.as_ref().and_then(Placed::mmio64);
     let installed = {
         let _span = profile.span("install BARs");
-        let install = |placed: Placed| placed.install(&vm, &slots, &irqs);
+        let install = |placed: Placed| placed.install(&vm, &slots, &irqs, &prepared.gate);
         placed.map(install).transpose()?
     };
+    prepared.allow_maps();
 
     let console = serial_console(&irqs)?;
     let mut ports = Bus::new();
@@ -142,10 +160,12 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         stop: Arc::clone(&stop),
         on_fault: None,
         profile: Arc::clone(profile),
+        start_gate: prepared.start_gate(),
     };
-    let threads = VcpuThreads::start(vcpus, context)?;
+    let threads = VcpuThreads::start(vcpus, context, &pauses)?;
     let ended = events.run();
     profile.mark("run ended");
+    prepared.cancel();
     console.close();
     drop(threads);
     console.flush();
@@ -160,9 +180,6 @@ fn lay_out_ram(
     limit: u64,
 ) -> Result<Vec<AddressRange>, Error> {
     let size = config.memory.size.0;
-    if let Some(pages) = config.memory.huge_pages {
-        memory::check_huge_pages(size, pages)?;
-    }
     Ok(layout::ram_ranges(size, backing.granule(), holes, limit)?)
 }
 

@@ -87,6 +87,8 @@ impl IommuBackend for ProfiledIommu {
 
     fn map(&self, request: &MapRequest) -> Result<(), CallError> {
         let subject = self.mappings.subject(&request.memory);
+        let is_ram = subject == Subject::Ram;
+        let _span = is_ram.then(|| self.profile.span_of("map RAM for DMA", subject));
         self.profile
             .call("map DMA", subject, || self.inner.map(request))?;
         self.mapped.lock().insert(request.iova, subject);

@@ -1,0 +1,273 @@
+//! Guest RAM: mapped for devices while the guest runs, from huge pages, within the host's limits.
+
+use crate::e2e::{Config, Outcome, Test, Verdict};
+
+/// All tests of the subject share it: a disk, and room for a guest of 4 GiB.
+fn config() -> Config {
+    Config::default()
+        .memory("8G")
+        .disk("d0", 16)
+        .device("nvme,id=nvme,serial=lab,drive=d0")
+}
+
+/// What the guest runs to read the disk: DISK with its checksum.
+const READ_DISK: &str =
+    "probe wait /dev/nvme0n1; echo DISK $(head -c 1048576 /dev/nvme0n1 | sha256sum)";
+const IMAGE: &str = "echo \"IMAGE $(head -c 1048576 $LAB_DISK_d0 | sha256sum)\"\n";
+
+/// Prints the profile's events in order of time, each as "EVENT name".
+const EVENTS: &str = r#"
+events() { # file with a profile in JSON
+    grep -o '"events":.*"calls"' "$1" | grep -o '"name":"[^"]*"' | sed 's/"name":"\(.*\)"/EVENT \1/'
+}
+"#;
+
+/// The tests of this subject.
+pub fn tests() -> Vec<Test> {
+    let mut tests = mapping();
+    tests.extend(backing());
+    tests.extend(limits());
+    tests
+}
+
+fn mapping() -> Vec<Test> {
+    vec![
+        Test::new(
+            "ram::a_disk_is_read_right_when_4_gib_have_just_been_mapped",
+            config(),
+            format!(
+                "{IMAGE}{EVENTS}
+                 GUEST_MEMORY=4G GUEST_CPUS=2 guest '{READ_DISK}' --vfio $LAB_BDF_nvme \\
+                     --boot-profile json 2>$TMPDIR/profile
+                 events $TMPDIR/profile"
+            ),
+            |outcome| {
+                reads_the_disk(outcome)?;
+                // The guest did not wait for its RAM before it started.
+                in_order(outcome, "first guest instruction", "RAM mapped for DMA")
+            },
+        )
+        .within(180),
+        Test::new(
+            "ram::eager_maps_before_the_first_instruction",
+            config(),
+            format!(
+                "{IMAGE}{EVENTS}
+                 guest '{READ_DISK}' --vfio $LAB_BDF_nvme --dma-map eager \\
+                     --boot-profile json 2>$TMPDIR/profile
+                 events $TMPDIR/profile"
+            ),
+            |outcome| {
+                reads_the_disk(outcome)?;
+                in_order(outcome, "RAM mapped for DMA", "first guest instruction")
+            },
+        ),
+        Test::new(
+            "ram::a_minute_at_the_gate_is_not_noticed_by_the_guest",
+            config(),
+            format!(
+                "{IMAGE}
+                 GUEST_CPUS=2 guest '{READ_DISK}; echo UPTIME $(cut -d. -f1 /proc/uptime);
+                     dmesg | grep -iw -e stall -e stalls -e lockup -e hung -e blocked | sed s/^/NOTICED./' \\
+                     --vfio $LAB_BDF_nvme --test-hold-dma-gate 60"
+            ),
+            |outcome| {
+                reads_the_disk(outcome)?;
+                outcome.expect_number("UPTIME", 60..=3600)?;
+                outcome.reject("NOTICED")
+            },
+        )
+        .within(240),
+        Test::new(
+            "ram::a_signal_ends_a_guest_that_waits_at_the_gate",
+            config(),
+            "guest 'probe wait /dev/nvme0n1' --vfio $LAB_BDF_nvme --test-hold-dma-gate 3600 >$TMPDIR/out 2>&1 &
+             for i in $(seq 600); do grep -q 'MARK 0x41' $TMPDIR/out && break; sleep 0.1; done
+             sleep 5
+             kill $(pgrep -x $(basename $LAB_VMM)); wait; cat $TMPDIR/out",
+            |outcome| outcome.expect_vmm("143"),
+        ),
+        Test::new(
+            "ram::prefault_populates_before_the_first_instruction",
+            config(),
+            format!(
+                "{EVENTS} guest true --prefault on --boot-profile json 2>$TMPDIR/profile
+                 events $TMPDIR/profile"
+            ),
+            |outcome| {
+                outcome.expect_clean()?;
+                in_order(outcome, "RAM populated", "first guest instruction")
+            },
+        ),
+    ]
+}
+
+/// Sums what the IOMMU was given, and how much of it in whole leaves of the size in $1 (2 MiB or 1 GiB).
+const LEAVES: &str = r#"
+trace=/sys/kernel/tracing
+leaves() {
+    local size=$1 iova paddr bytes all=0 whole=0 first
+    sed -n 's/.*map: IOMMU: iova=\(0x[0-9a-f]*\) - 0x[0-9a-f]* paddr=\(0x[0-9a-f]*\) size=\([0-9]*\).*/\1 \2 \3/p' \
+        $trace/trace >$TMPDIR/maps
+    while read -r iova paddr bytes; do
+        all=$((all + bytes))
+        (( (iova - paddr) % size )) && continue
+        first=$(( (iova + size - 1) / size * size ))
+        (( iova + bytes > first )) && whole=$((whole + (iova + bytes - first) / size * size))
+    done <$TMPDIR/maps
+    echo "LEAVES $((all ? whole * 100 / all : 0))"
+    echo "BYTES $((all >> 20))"
+}
+echo >$trace/trace
+echo 1 >$trace/events/iommu/map/enable
+"#;
+
+fn backing() -> Vec<Test> {
+    let huge = |pool: &str, pages: u32, memory: &str, leaf: u64| {
+        format!(
+            "{IMAGE}{LEAVES}
+             echo {pages} >/sys/kernel/mm/hugepages/hugepages-{pool}kB/nr_hugepages
+             GUEST_MEMORY={memory} guest '{READ_DISK}' --vfio $LAB_BDF_nvme
+             echo 0 >$trace/events/iommu/map/enable
+             echo 0 >/sys/kernel/mm/hugepages/hugepages-{pool}kB/nr_hugepages
+             leaves {leaf}"
+        )
+    };
+    vec![
+        Test::new(
+            "ram::huge_pages_of_2_mib_reach_the_iommu_whole",
+            config(),
+            huge("2048", 256, "512M,hugepages=2M", 2 << 20),
+            |outcome| in_leaves(outcome, 512, 95),
+        ),
+        Test::new(
+            "ram::huge_pages_of_1_gib_reach_the_iommu_whole",
+            config(),
+            huge("1048576", 1, "1G,hugepages=1G", 1 << 30),
+            |outcome| in_leaves(outcome, 1024, 95),
+        ),
+        Test::new(
+            "ram::transparent_huge_pages_reach_the_iommu_whole",
+            config(),
+            format!(
+                "{IMAGE}{LEAVES}
+                 guest '{READ_DISK}' --vfio $LAB_BDF_nvme
+                 echo 0 >$trace/events/iommu/map/enable
+                 leaves $((2 << 20))"
+            ),
+            |outcome| in_leaves(outcome, 512, 90),
+        ),
+        Test::new(
+            "ram::more_than_the_host_has_boots_a_guest_that_uses_little",
+            config(),
+            "GUEST_MEMORY=1228G GUEST_APPEND=mem=2G guest 'grep MemTotal /proc/meminfo'",
+            |outcome| outcome.expect_clean(),
+        ),
+    ]
+}
+
+fn limits() -> Vec<Test> {
+    // As an ordinary user who may use the device.
+    const UNPRIVILEGED: &str = r#"
+group=$(basename $(readlink /sys/bus/pci/devices/$LAB_BDF_nvme/iommu_group))
+chown 1000 /dev/vfio/$group /dev/vfio/vfio /dev/kvm
+chmod 755 $TMPDIR
+install -m 644 $LAB_KERNEL $TMPDIR/kernel
+install -m 644 $LAB_INITRD $TMPDIR/initrd
+unprivileged() { # hard limit of locked memory, options
+    local limit=$1; shift
+    prlimit --memlock=65536:$limit setpriv --reuid 1000 --regid 1000 --clear-groups \
+        $LAB_VMM --kernel $TMPDIR/kernel --initrd $TMPDIR/initrd --vfio $LAB_BDF_nvme "$@"
+    echo "VMM EXIT $?"
+}
+"#;
+    vec![
+        Test::new(
+            "ram::a_low_limit_of_locked_memory_is_told_before_the_start",
+            config(),
+            format!("{UNPRIVILEGED} unprivileged 65536 --memory 1G"),
+            |outcome| {
+                outcome.expect_vmm("3")?;
+                outcome.expect("1 GiB")?;
+                outcome.expect("64 KiB")?;
+                outcome.expect("ulimit -l 1048576")
+            },
+        ),
+        Test::new(
+            "ram::the_soft_limit_of_locked_memory_is_raised",
+            config(),
+            format!(
+                "{IMAGE}{UNPRIVILEGED} unprivileged unlimited --memory 256M \\
+                     --cmdline \"$LAB_CMDLINE RUN=\\\"\"'{READ_DISK}\"'"
+            ),
+            reads_the_disk,
+        ),
+        Test::new(
+            "ram::too_few_huge_pages_are_told_before_the_start",
+            config(),
+            "vmm --kernel $LAB_KERNEL --memory 512M,hugepages=2M
+             vmm --kernel $LAB_KERNEL --memory 512M,hugepages=2M,node=0",
+            |outcome| {
+                outcome.expect_vmm("3")?;
+                outcome.expect("needs 256 huge pages of 2M")?;
+                outcome.expect("NUMA node 0")?;
+                outcome.expect("nr_hugepages")
+            },
+        ),
+        Test::new(
+            "ram::a_node_can_be_chosen",
+            config(),
+            "GUEST_MEMORY=512M,node=0 guest true; GUEST_MEMORY=512M,node=auto guest true --vfio $LAB_BDF_nvme
+             vmm --kernel $LAB_KERNEL --memory 512M,node=7; echo LAST",
+            |outcome| {
+                outcome.expect("node=7")?;
+                let ends: Vec<_> = outcome.values("VMM EXIT").collect();
+                match ends.as_slice() {
+                    ["0", "0", "3"] => Ok(()),
+                    _ => Err(format!("the exits are {ends:?}")),
+                }
+            },
+        ),
+    ]
+}
+
+fn reads_the_disk(outcome: &Outcome) -> Verdict {
+    outcome.expect_clean()?;
+    outcome.same_checksum("IMAGE", "DISK").map(drop)
+}
+
+/// The guest read its disk, and of so many MiB the IOMMU got at least that percentage in whole leaves.
+fn in_leaves(outcome: &Outcome, mib: u64, percentage: u64) -> Verdict {
+    reads_the_disk(outcome)?;
+    outcome.expect_number("BYTES", mib..=mib + mib / 8)?;
+    outcome.expect_number("LEAVES", percentage..=100)
+}
+
+/// One of the profile's events came before the other.
+fn in_order(outcome: &Outcome, first: &str, second: &str) -> Verdict {
+    let place = |wanted: &str| {
+        let mut events = outcome.values("EVENT");
+        events.position(|name| name == wanted)
+    };
+    match (place(first), place(second)) {
+        (Some(a), Some(b)) if a < b => Ok(()),
+        (Some(_), Some(_)) => Err(format!("`{second}` came before `{first}`")),
+        _ => Err(format!("`{first}` or `{second}` is not in the profile")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_compared_by_their_order() {
+        let outcome = Outcome {
+            output: "EVENT a b\nEVENT c\n".to_owned(),
+            ..Outcome::default()
+        };
+        assert_eq!(in_order(&outcome, "a b", "c"), Ok(()));
+        assert!(in_order(&outcome, "c", "a b").is_err());
+        assert!(in_order(&outcome, "c", "d").is_err());
+    }
+}

@@ -1,0 +1,292 @@
+//! What the host must grant before anything is opened for a guest: enough reserved huge pages, a
+//! NUMA node that is there, and leave to lock guest RAM in memory for assigned devices.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use devices::host::Sysfs;
+use devices::pci::place_error::Bytes;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
+
+use crate::config::Config;
+use crate::memory::NodePolicy;
+use crate::options::{HugePages, Node};
+use crate::profile::Profile;
+
+/// The host does not grant what guest RAM needs.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryCheckError {
+    /// The pool of huge pages is too small.
+    #[error(
+        "guest memory needs {needed} huge pages of {size}, {free} are free on {place}; \
+         reserve more with: echo {} > {pool}/nr_hugepages",
+        total + needed - free
+    )]
+    HugePages {
+        /// Pages needed.
+        needed: u64,
+        /// Pages free and not promised to others.
+        free: u64,
+        /// Pages of the pool.
+        total: u64,
+        /// 2M or 1G.
+        size: &'static str,
+        /// The NUMA node, or the whole host.
+        place: String,
+        /// The pool's directory.
+        pool: String,
+    },
+    /// The host kernel has no such huge pages.
+    #[error(
+        "this host has no huge pages of {size} ({pool} is missing); \
+         a 1 GiB pool needs hugepagesz=1G on the host's kernel command line"
+    )]
+    NoHugePages {
+        /// 2M or 1G.
+        size: &'static str,
+        /// The pool's directory.
+        pool: String,
+    },
+    /// There is no such NUMA node.
+    #[error("--memory node={node}: the host has no such NUMA node; it has {present}")]
+    NoNode {
+        /// The one asked for.
+        node: u32,
+        /// Those that there are, as in 0-1.
+        present: String,
+    },
+    /// The limit of locked memory is too low.
+    #[error(
+        "devices need all {} of guest memory locked, and this process may lock {} (RLIMIT_MEMLOCK); \
+         raise the limit with `ulimit -l {}` as root, with LimitMEMLOCK= in a systemd unit or in \
+         /etc/security/limits.conf, or grant CAP_IPC_LOCK",
+        Bytes(*needed),
+        Bytes(*limit),
+        needed >> 10
+    )]
+    Locked {
+        /// Bytes to be locked.
+        needed: u64,
+        /// Bytes allowed.
+        limit: u64,
+    },
+}
+
+/// Checks what the options need; decides which NUMA node RAM comes from.
+pub fn check(config: &Config, profile: &Profile) -> Result<Option<NodePolicy>, MemoryCheckError> {
+    let root = Path::new("/");
+    let size = config.memory.size.0;
+    let policy = node_policy(config, root, profile)?;
+    if let Some(pages) = config.memory.huge_pages {
+        let strict = policy.filter(|policy| policy.strict);
+        check_huge_pages(root, size, pages, strict.map(|policy| policy.node))?;
+    }
+    if !config.vfio.is_empty() {
+        check_locked(size, raise_locked_limit())?;
+    }
+    Ok(policy)
+}
+
+fn node_policy(
+    config: &Config,
+    root: &Path,
+    profile: &Profile,
+) -> Result<Option<NodePolicy>, MemoryCheckError> {
+    let (node, strict) = match config.memory.node {
+        None => return Ok(None),
+        Some(Node::Number(node)) => (node, true),
+        Some(Node::Auto) => {
+            let first = config.vfio.first().map(|option| option.bdf);
+            match first.and_then(|bdf| Sysfs::below(root).numa_node(bdf)) {
+                Some(node) => (node, false),
+                None => {
+                    profile.note(
+                        "guest RAM: node=auto: no assigned device tells its NUMA node".to_owned(),
+                    );
+                    return Ok(None);
+                }
+            }
+        }
+    };
+    let nodes = root.join("sys/devices/system/node");
+    if strict && !nodes.join(format!("node{node}")).is_dir() {
+        let online = fs::read_to_string(nodes.join("online")).unwrap_or_default();
+        let present = match online.trim() {
+            "" => "none".to_owned(),
+            online => online.to_owned(),
+        };
+        return Err(MemoryCheckError::NoNode { node, present });
+    }
+    let how = if strict { "only" } else { "preferably" };
+    profile.note(format!("guest RAM: {how} from NUMA node {node}"));
+    Ok(Some(NodePolicy { node, strict }))
+}
+
+/// Checks that the pool, that of `node` if there is one, holds `size` bytes of free huge pages.
+fn check_huge_pages(
+    root: &Path,
+    size: u64,
+    pages: HugePages,
+    node: Option<u32>,
+) -> Result<(), MemoryCheckError> {
+    let name = match pages {
+        HugePages::Size2M => "2M",
+        HugePages::Size1G => "1G",
+    };
+    let kind = format!("hugepages-{}kB", pages.bytes() >> 10);
+    let (pool, place): (PathBuf, String) = match node {
+        Some(node) => (
+            format!("sys/devices/system/node/node{node}/hugepages/{kind}").into(),
+            format!("NUMA node {node}"),
+        ),
+        None => (
+            format!("sys/kernel/mm/hugepages/{kind}").into(),
+            "this host".to_owned(),
+        ),
+    };
+    let pool = root.join(pool);
+    let told = pool.display().to_string();
+    if !pool.is_dir() {
+        return Err(MemoryCheckError::NoHugePages {
+            size: name,
+            pool: told,
+        });
+    }
+    // Reservations are counted for the whole host alone.
+    let read = |what: &str| -> u64 {
+        fs::read_to_string(pool.join(what))
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(0)
+    };
+    let free = read("free_hugepages").saturating_sub(read("resv_hugepages"));
+    let needed = size.div_ceil(pages.bytes());
+    if free >= needed {
+        return Ok(());
+    }
+    Err(MemoryCheckError::HugePages {
+        needed,
+        free,
+        total: read("nr_hugepages"),
+        size: name,
+        place,
+        pool: told,
+    })
+}
+
+/// Raises the soft limit of locked memory to the hard one, which takes no privilege; returns the
+/// limit in bytes, `None` without one.
+fn raise_locked_limit() -> Option<u64> {
+    // What the kernel asks for: capable(CAP_IPC_LOCK) (drivers/vfio/vfio_iommu_type1.c,
+    // vfio_lock_acct; drivers/iommu/iommufd/pages.c, incr_user_locked_vm).
+    let exempt =
+        capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+    if exempt {
+        return None;
+    }
+    let before = getrlimit(Resource::Memlock);
+    let raised = Rlimit {
+        current: before.maximum,
+        maximum: before.maximum,
+    };
+    match setrlimit(Resource::Memlock, raised) {
+        Ok(()) => before.maximum,
+        Err(_) => before.current,
+    }
+}
+
+fn check_locked(needed: u64, limit: Option<u64>) -> Result<(), MemoryCheckError> {
+    match limit {
+        Some(limit) if limit < needed => Err(MemoryCheckError::Locked { needed, limit }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(root: &Path, directory: &str, values: [(&str, &str); 3]) {
+        let directory = root.join(directory);
+        fs::create_dir_all(&directory).unwrap();
+        for (name, value) in values {
+            fs::write(directory.join(name), value).unwrap();
+        }
+    }
+
+    #[test]
+    fn too_few_huge_pages_are_told_with_the_command_that_reserves_them() {
+        let root = tempfile::tempdir().unwrap();
+        let check = |node| check_huge_pages(root.path(), 4 << 30, HugePages::Size1G, node);
+        let missing = check(None).unwrap_err().to_string();
+        assert!(missing.contains("hugepagesz=1G"), "{missing}");
+        let values = [
+            ("free_hugepages", "5\n"),
+            ("resv_hugepages", "2\n"),
+            ("nr_hugepages", "6\n"),
+        ];
+        pool(
+            root.path(),
+            "sys/kernel/mm/hugepages/hugepages-1048576kB",
+            values,
+        );
+        let text = check(None).unwrap_err().to_string();
+        for part in ["needs 4 huge pages of 1G", "3 are free", "echo 7 > "] {
+            assert!(text.contains(part), "{text}");
+        }
+        // A node's own pool counts, and has no reservations.
+        let node = "sys/devices/system/node/node1/hugepages/hugepages-1048576kB";
+        let values = [
+            ("free_hugepages", "4\n"),
+            ("surplus_hugepages", "0\n"),
+            ("nr_hugepages", "4\n"),
+        ];
+        pool(root.path(), node, values);
+        assert!(check(Some(1)).is_ok());
+        fs::write(root.path().join(node).join("free_hugepages"), "1\n").unwrap();
+        let text = check(Some(1)).unwrap_err().to_string();
+        for part in ["1 are free on NUMA node 1", "echo 7 > ", "node1/hugepages"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_low_limit_of_locked_memory_is_told_with_both_numbers_and_the_command() {
+        assert!(check_locked(1 << 30, None).is_ok());
+        assert!(check_locked(1 << 30, Some(1 << 30)).is_ok());
+        let text = check_locked(1 << 30, Some(64 << 10))
+            .unwrap_err()
+            .to_string();
+        for part in ["1 GiB", "64 KiB", "ulimit -l 1048576"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_not_there_is_refused_and_those_present_are_named() {
+        let root = tempfile::tempdir().unwrap();
+        let nodes = root.path().join("sys/devices/system/node");
+        fs::create_dir_all(nodes.join("node0")).unwrap();
+        fs::write(nodes.join("online"), "0\n").unwrap();
+        let policy = |memory: &str| {
+            let arguments = ["mini-vmm", "--kernel", "k", "--memory", memory];
+            let Ok(crate::config::Command::Run(config)) = crate::config::parse(arguments) else {
+                panic!("{memory}");
+            };
+            node_policy(&config, root.path(), &Profile::start())
+        };
+        let strict = NodePolicy {
+            node: 0,
+            strict: true,
+        };
+        assert_eq!(policy("1G,node=0").unwrap(), Some(strict));
+        assert_eq!(policy("1G,node=auto").unwrap(), None);
+        assert_eq!(policy("1G").unwrap(), None);
+        let text = policy("1G,node=3").unwrap_err().to_string();
+        assert!(
+            text.contains("node=3") && text.contains("it has 0"),
+            "{text}"
+        );
+    }
+}
