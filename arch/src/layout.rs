@@ -59,11 +59,17 @@ impl fmt::Display for AddressRange {
 pub const BIOS_AREA: AddressRange = AddressRange::new(0xA_0000, 0x10_0000);
 /// Where the ACPI tables lie, RSDP first; a guest that is not told by the boot protocol searches
 /// the RSDP here (ACPI 6.5, 5.2.5.1).
-pub const ACPI_AREA: AddressRange = AddressRange::new(0xE_0000, 0x10_0000);
+pub const ACPI_AREA: AddressRange = AddressRange::new(0xE_0000, RESET_VECTOR);
+/// Where a processor begins in real mode (FFFF:0000), and where a kernel jumps that wants the BIOS
+/// to reset the machine; 16 bytes.
+pub const RESET_VECTOR: u64 = 0xF_FFF0;
 /// Addresses below 4 GiB that are never RAM.
 pub const HOLE_32BIT: AddressRange = AddressRange::new(3 * GIB, 4 * GIB);
-/// PCI Express enhanced configuration space of buses 0 to 255, 1 MiB each.
-pub const ECAM: AddressRange = AddressRange::new(0xC000_0000, 0xD000_0000);
+/// The last PCI bus. There is one, flat; and Linux looks for devices on every bus that ECAM could
+/// have (arch/x86/pci/legacy.c, pcibios_fixup_peer_bridges), 8192 reads for 256 buses.
+pub const LAST_BUS: u8 = 0;
+/// PCI Express enhanced configuration space of buses 0 to [`LAST_BUS`], 1 MiB each; room for 256.
+pub const ECAM: AddressRange = AddressRange::new(0xC000_0000, 0xC010_0000);
 /// Window for 32-bit BARs.
 pub const MMIO32: AddressRange = AddressRange::new(0xD000_0000, 0xFEC0_0000);
 /// Registers of the in-kernel IOAPIC.
@@ -106,7 +112,8 @@ pub const IOAPIC_GSIS: u32 = 24;
 const _: () = {
     assert!(HOLE_32BIT.covers(&ECAM) && HOLE_32BIT.covers(&MMIO32));
     assert!(ECAM.end <= MMIO32.start && MMIO32.end <= IOAPIC);
-    assert!(ECAM.len() == 256 * MIB);
+    assert!(ECAM.len() == (LAST_BUS as u64 + 1) * MIB);
+    assert!(ECAM.start + 256 * MIB <= MMIO32.start);
 };
 
 /// GSI of an interrupt pin (0 for INTA to 3 for INTD) of the device in `slot` (0 to 31); what

@@ -78,6 +78,16 @@ impl Sysfs {
         Ok(members)
     }
 
+    /// Host-physical address of a BAR (first column of its line in `resource`); `None` when it has
+    /// none.
+    pub fn bar_address(&self, bdf: Bdf, bar: u8) -> Option<u64> {
+        let resource = fs::read_to_string(self.device_path(bdf).join("resource")).ok()?;
+        let line = resource.lines().nth(bar.into())?;
+        let first = line.split_ascii_whitespace().next()?;
+        let address = u64::from_str_radix(first.strip_prefix("0x")?, 16).ok()?;
+        (address != 0).then_some(address)
+    }
+
     /// Whether the host has any IOMMU group at all.
     pub fn has_iommu(&self) -> bool {
         let groups = fs::read_dir(self.root.join("sys/kernel/iommu_groups"));
@@ -95,4 +105,24 @@ impl Sysfs {
 fn link_name(link: &Path) -> Option<String> {
     let target = fs::read_link(link).ok()?;
     Some(target.file_name()?.to_str()?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_has_the_address_of_its_line_and_an_absent_one_none() {
+        let root = tempfile::tempdir().unwrap();
+        let bdf: Bdf = "41:00.0".parse().unwrap();
+        let dir = root.path().join(format!("sys/bus/pci/devices/{bdf}"));
+        fs::create_dir_all(&dir).unwrap();
+        let text = "0x00000000d0000000 0x00000000d0ffffff 0x0000000000040200\n\
+                    0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
+        fs::write(dir.join("resource"), text).unwrap();
+        let sysfs = Sysfs::below(root.path());
+        assert_eq!(sysfs.bar_address(bdf, 0), Some(0xd000_0000));
+        assert_eq!(sysfs.bar_address(bdf, 1), None);
+        assert_eq!(sysfs.bar_address(bdf, 7), None);
+    }
 }

@@ -51,10 +51,14 @@ mkdir -p /host/run/lab/tmp /host/run/lab/home /host/run/lab/out
 share out /host/run/lab/out cache=none,rw
 ip link set lo up
 
-# The lab answers with the addresses of the devices, one line for those to assign and one for those to leave.
+# The lab answers with the addresses of the devices: one line for those to assign, one for those to leave, and a variable
+# for each that names it.
 echo ready >&3
 read -r LAB_BDFS <&3
 read -r LAB_HOST_BDFS <&3
+read -r names <&3
+# shellcheck disable=SC2086,SC2163 # words of the form NAME=ADDRESS
+[ -z "$names" ] || export $names
 export LAB_BDFS LAB_HOST_BDFS
 
 for bdf in $LAB_BDFS; do

@@ -48,7 +48,7 @@ pub struct RunArgs {
 }
 
 /// What machine to build.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct MachineArgs {
     /// L1's kernel: 7.3, 6.12 or 6.1.
     #[arg(long, value_name = "NAME", default_value = "7.3")]

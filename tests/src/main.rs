@@ -4,8 +4,10 @@
 //! `cargo lab demo` shows mini-vmm at work there, and `cargo lab test` is the project's test command. See docs/lab.md.
 #![forbid(unsafe_code)]
 
+mod checks;
 mod cli;
 mod command;
+mod e2e;
 mod error;
 mod machine;
 mod paths;
@@ -16,7 +18,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{Cli, RunArgs};
+use cli::{Cli, RunArgs, TestArgs};
+use e2e::Tally;
 use error::Error;
 use machine::{Boot, Source, job, terminal};
 
@@ -24,7 +27,8 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         cli::Command::Setup { kernels } => setup_command(&kernels),
         cli::Command::Run(arguments) => run_command(&arguments),
-        cli::Command::Demo { .. } | cli::Command::Test(_) => Ok(0),
+        cli::Command::Demo { verbose } => demo_command(verbose),
+        cli::Command::Test(arguments) => test_command(&arguments),
     };
     match result {
         Ok(status) => ExitCode::from(status),
@@ -59,8 +63,52 @@ fn run_command(arguments: &RunArgs) -> Result<u8, Error> {
         what: "the command",
         interactive: terminal::is_interactive() && !machine.deterministic,
     };
-    let (status, _) = boot.run(&mut show)?;
-    Ok(status)
+    boot.run(&mut show)
+}
+
+fn demo_command(verbose: bool) -> Result<u8, Error> {
+    setup::ensure(&[setup::DEFAULT_KERNEL])?;
+    eprintln!("lab: building mini-vmm");
+    checks::build()?;
+    eprintln!("lab: booting the host, and in it a guest with two GPUs and a disk");
+    let (outcome, log) = e2e::single(&e2e::demo::test(), verbose)?;
+    match e2e::demo::Summary::of(&outcome) {
+        Ok(summary) => {
+            print!("{summary}");
+            Ok(0)
+        }
+        Err(problem) => {
+            print!("{}", outcome.output);
+            Err(Error::Failed(format!(
+                "the demo failed: {problem}; the host's logs are in {}",
+                log.display()
+            )))
+        }
+    }
+}
+
+fn test_command(arguments: &TestArgs) -> Result<u8, Error> {
+    let mut tests = e2e::all();
+    if let Some(filter) = &arguments.filter {
+        tests.retain(|test| test.name.contains(filter.as_str()));
+    }
+    if arguments.list {
+        tests.iter().for_each(|test| println!("{}", test.name));
+        return Ok(0);
+    }
+    let mut tally = Tally::default();
+    if !arguments.e2e {
+        tally.add(checks::run(arguments.filter.as_deref())?);
+    }
+    if !arguments.unit && !tests.is_empty() {
+        checks::build()?;
+        tally.add(e2e::run(tests, arguments.verbose)?);
+    }
+    println!(
+        "\n{} passed, {} failed, {} skipped",
+        tally.passed, tally.failed, tally.skipped
+    );
+    Ok(u8::from(tally.failed > 0))
 }
 
 /// Passes on what L1 prints.

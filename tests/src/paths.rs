@@ -9,6 +9,8 @@ use crate::error::Error;
 
 /// Names the cache directory.
 const CACHE_VARIABLE: &str = "MINI_VMM_LAB";
+/// Names another program to test, for instance an older release.
+const VMM_VARIABLE: &str = "MINI_VMM_BINARY";
 /// Runs whose logs are kept.
 const RUNS_KEPT: usize = 30;
 
@@ -20,6 +22,17 @@ pub fn repository() -> PathBuf {
         Some(parent) => parent.to_path_buf(),
         None => manifest,
     }
+}
+
+/// The program under test, when the environment names another than the repository's release build.
+pub fn other_vmm() -> Option<PathBuf> {
+    let path = std::env::var_os(VMM_VARIABLE)?;
+    (!path.is_empty()).then(|| PathBuf::from(path))
+}
+
+/// The program under test.
+pub fn vmm(repository: &Path) -> PathBuf {
+    other_vmm().unwrap_or_else(|| repository.join("target/release/mini-vmm"))
 }
 
 /// The cache, outside the repository: kernels and images survive `cargo clean` and serve several checkouts.

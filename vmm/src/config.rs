@@ -12,6 +12,19 @@ use crate::options::{BootProfile, Cpus, MemoryOption, Size, VfioOption};
 #[error("{0}; mini-vmm --help lists the options")]
 pub struct UsageError(pub String);
 
+/// What `--help` says of `--vfio`.
+const VFIO_HELP: &str = "\
+Assigns a PCI device that is bound to vfio-pci; may be given several times. The device is named as \
+in 41:00.0, 0000:41:00.0 or by its path under /sys. Options, separated by commas:
+  p2p=auto|on|off        other assigned devices may reach its BARs by DMA (auto: when there are any)
+  decode=sticky|strict   with memory decode off its BARs stay readable (sticky, costs nothing) or
+                         read as all ones (strict)
+  no-mmap[=N]            BAR N, or all, trap at every access: slow, for debugging
+  barN=host|0xADDRESS    BAR N lies at its host address, or there, in the guest
+  rom=off|on|FILE        the expansion ROM: not shown (off), the device's, or the contents of FILE
+  gpudirect-clique=N     NVIDIA's driver may use peer-to-peer among GPUs of clique N, 0 to 15
+  id=NAME                a name for messages";
+
 /// Starts a Linux guest with PCI devices of this machine assigned to it.
 #[derive(Clone, Debug, Parser)]
 #[command(
@@ -52,7 +65,8 @@ pub struct Config {
     /// named as in 41:00.0, 0000:41:00.0 or by its path under /sys
     #[arg(
         long,
-        value_name = "BDF[,p2p=auto|on|off][,rom=off][,decode=sticky|strict][,id=NAME]"
+        value_name = "BDF[,OPTION=VALUE]…",
+        long_help = VFIO_HELP
     )]
     pub vfio: Vec<VfioOption>,
 

@@ -110,6 +110,9 @@ pub enum Error {
         /// Which BAR and why.
         source: PlaceError,
     },
+    /// The host takes a device away.
+    #[error("{0}: the host asked for the device back (someone unbinds it): the guest was stopped")]
+    DeviceRequested(Bdf),
     /// Two functions at one place of the PCI bus.
     #[error(transparent)]
     Slot(#[from] DevfnTaken),
@@ -154,6 +157,7 @@ impl Error {
             | Self::Call(_)
             | Self::System { .. }
             | Self::Assign(_)
+            | Self::DeviceRequested(_)
             | Self::Slot(_)
             | Self::Bus(_)
             | Self::Vcpu { .. } => Class::Runtime,

@@ -5,6 +5,7 @@
 
 mod config;
 mod console;
+mod device_events;
 mod error;
 mod events;
 mod kvm;

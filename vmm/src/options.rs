@@ -1,10 +1,11 @@
 //! Values of command-line options.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::ValueEnum;
 use devices::pci::address::Bdf;
+use devices::pci::spec::BAR_COUNT;
 
 use crate::config::P2p;
 
@@ -175,6 +176,57 @@ pub struct VfioOption {
     pub decode: Decode,
     /// A name for messages.
     pub id: Option<String>,
+    /// BARs that stay trapped.
+    pub trapped: [bool; BAR_COUNT],
+    /// BARs that must lie somewhere.
+    pub fixed: [Option<BarAddress>; BAR_COUNT],
+    /// The expansion ROM.
+    pub rom: RomOption,
+    /// NVIDIA's peer-to-peer clique.
+    pub clique: Option<u8>,
+}
+
+/// `rom=off|on|FILE`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RomOption {
+    /// None is shown.
+    #[default]
+    Off,
+    /// The device's.
+    On,
+    /// The contents of a file.
+    File(PathBuf),
+}
+
+/// `barN=host|0x…`: where a BAR must lie in the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BarAddress {
+    /// Where it lies on the host.
+    Host,
+    /// There.
+    At(u64),
+}
+
+impl FromStr for BarAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "host" {
+            return Ok(Self::Host);
+        }
+        let digits = text.strip_prefix("0x").unwrap_or_default();
+        u64::from_str_radix(digits, 16)
+            .map(Self::At)
+            .map_err(|_| format!("\"{text}\" is neither host nor an address such as 0x4000000000"))
+    }
+}
+
+/// The number of a BAR, 0 to 5.
+fn bar_number(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(bar) if bar < BAR_COUNT => Ok(bar),
+        _ => Err(format!("\"{text}\" is not the number of a BAR, 0 to 5")),
+    }
 }
 
 impl FromStr for VfioOption {
@@ -187,18 +239,49 @@ impl FromStr for VfioOption {
             p2p: P2p::default(),
             decode: Decode::default(),
             id: None,
+            trapped: [false; BAR_COUNT],
+            fixed: [None; BAR_COUNT],
+            rom: RomOption::Off,
+            clique: None,
         };
         for part in parts {
             match part.split_once('=') {
                 Some(("p2p", value)) => option.p2p = P2p::from_str(value, false)?,
                 Some(("decode", "sticky")) => option.decode = Decode::Sticky,
                 Some(("decode", "strict")) => option.decode = Decode::Strict,
-                // The ROM is never shown for now; refusing is better than a guest without it.
-                Some(("rom", "off")) => {}
-                Some(("rom", _)) => return Err("only rom=off is implemented".to_owned()),
+                Some(("rom", "off")) => option.rom = RomOption::Off,
+                Some(("rom", "on")) => option.rom = RomOption::On,
+                Some(("rom", file)) if !file.is_empty() => {
+                    option.rom = RomOption::File(file.into())
+                }
+                Some(("gpudirect-clique", clique)) => match clique.parse() {
+                    Ok(clique @ 0..=15) => option.clique = Some(clique),
+                    _ => return Err(format!("\"{clique}\" is not a clique, 0 to 15")),
+                },
+                Some(("no-mmap", bar)) => {
+                    let bar = bar_number(bar)?;
+                    option
+                        .trapped
+                        .iter_mut()
+                        .skip(bar)
+                        .take(1)
+                        .for_each(|t| *t = true);
+                }
+                None if part == "no-mmap" => option.trapped = [true; BAR_COUNT],
+                Some((key, value)) if key.starts_with("bar") => {
+                    let bar = bar_number(key.trim_start_matches("bar"))?;
+                    let address = value.parse()?;
+                    let place = option.fixed.iter_mut().skip(bar).take(1);
+                    place.for_each(|fixed| *fixed = Some(address));
+                }
                 Some(("id", name)) if !name.is_empty() => option.id = Some(name.to_owned()),
                 _ => return Err(format!("\"{part}\" is not an option of a device")),
             }
+        }
+        if option.clique.is_some() && option.p2p == P2p::Off {
+            return Err(
+                "gpudirect-clique says that peers can reach its BARs: not with p2p=off".to_owned(),
+            );
         }
         Ok(option)
     }
@@ -278,9 +361,23 @@ mod tests {
             .unwrap();
         assert_eq!((option.p2p, option.decode), (P2p::Off, Decode::Strict));
         assert_eq!(option.id.as_deref(), Some("gpu0"));
+        let option: VfioOption = "41:00.0,rom=gpu.rom,gpudirect-clique=3".parse().unwrap();
+        assert_eq!(option.rom, RomOption::File("gpu.rom".into()));
+        assert_eq!(option.clique, Some(3));
+        let option: VfioOption = "41:00.0,no-mmap=3,bar0=host,bar2=0x4000000000"
+            .parse()
+            .unwrap();
+        assert_eq!(option.trapped, [false, false, false, true, false, false]);
+        assert_eq!(option.fixed[0], Some(BarAddress::Host));
+        assert_eq!(option.fixed[2], Some(BarAddress::At(0x40_0000_0000)));
         for text in [
+            "41:00.0,no-mmap=6",
+            "41:00.0,bar6=host",
+            "41:00.0,bar2=4G",
             "41:00.0,p2p=maybe",
-            "41:00.0,rom=on",
+            "41:00.0,rom=",
+            "41:00.0,gpudirect-clique=16",
+            "41:00.0,gpudirect-clique=1,p2p=off",
             "41:00.0,x",
             "41:00.0,",
         ] {

@@ -79,7 +79,7 @@ fn windows(mmio64: Option<AddressRange>) -> Vec<Box<dyn Aml>> {
         None,
     );
     let mut windows: Vec<Box<dyn Aml>> = vec![
-        Box::new(AddressSpace::new_bus_number(0u16, 255)),
+        Box::new(AddressSpace::new_bus_number(0u16, layout::LAST_BUS.into())),
         Box::new(IO::new(
             layout::PCI_CONFIG_PORTS,
             layout::PCI_CONFIG_PORTS,

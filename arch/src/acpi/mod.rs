@@ -142,7 +142,7 @@ fn port(number: u16) -> GAS {
 
 fn mcfg() -> MCFG {
     let mut mcfg = MCFG::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
-    mcfg.add_ecam(layout::ECAM.start, 0, 0, u8::MAX);
+    mcfg.add_ecam(layout::ECAM.start, 0, 0, layout::LAST_BUS);
     mcfg
 }
 

@@ -9,6 +9,7 @@ pub mod image;
 mod initrd;
 mod paging;
 mod pvh;
+mod reset;
 #[cfg(test)]
 mod testing;
 
@@ -195,6 +196,7 @@ pub fn load<M: GuestMemoryBackend>(
         KernelImage::Elf(image) => pvh::load(memory, image, low)?,
     };
     write_cmdline(memory, &source.cmdline, kernel.cmdline_limit)?;
+    reset::write_vector(memory)?;
     let initrd = match &mut source.initrd {
         Some(file) => Some(initrd::load(memory, file, &kernel, low)?),
         None => None,

@@ -17,6 +17,7 @@ use super::plan::{AreaId, AreaState, BarState, Iova, Op, answers, plan};
 use super::ports::{CallError, IommuBackend, MapRequest, MemSlots, Slot};
 use crate::pci::address::Bdf;
 use crate::pci::bar::BarInfo;
+use crate::pci::spec::BAR_COUNT;
 use crate::range::Range;
 use crate::sys::HostRange;
 
@@ -53,9 +54,15 @@ pub struct Programmed {
     pub memory: bool,
     /// COMMAND.IO.
     pub io: bool,
-    /// Address of each BAR, by the index of its first register.
-    pub addresses: [u64; 6],
+    /// Address of each BAR, by the index of its first register, and of the ROM.
+    pub addresses: Addresses,
 }
+
+/// Addresses of BARs 0 to 5 and of the expansion ROM.
+pub type Addresses = [u64; BAR_COUNT + 1];
+
+/// The number that the expansion ROM has among the BARs.
+pub const ROM: u8 = BAR_COUNT as u8;
 
 /// A slot or mapping that could not be changed.
 #[derive(Debug, thiserror::Error)]
@@ -129,7 +136,7 @@ impl Space {
     }
 
     /// Takes over what `device` has programmed; `clock` stamps BARs that newly answer somewhere.
-    fn program(&mut self, device: usize, decode: bool, addresses: &[u64; 6], clock: u64) {
+    fn program(&mut self, device: usize, decode: bool, addresses: &Addresses, clock: u64) {
         for ((key, _), bar) in self.keys.iter().zip(&mut self.bars) {
             let Some(address) = addresses.get(usize::from(key.bar)) else {
                 continue;

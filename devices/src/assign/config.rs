@@ -7,13 +7,14 @@
 //! Invariants: the physical device keeps memory decode on, whatever the guest writes into COMMAND;
 //! a hidden capability reads as zero; a BAR register reads back what was written, masked by size.
 
-use super::commit::Programmed;
+use super::commit::{Programmed, ROM};
 use crate::pci::bar::{BarInfo, BarRegisters};
 use crate::pci::caps::{AnyCapId, Capabilities};
 use crate::pci::image;
+use crate::pci::rom::RomRegister;
 use crate::pci::spec::{
-    BAR_COUNT, Command, DevCap, FIRST_CAP, FIRST_EXT_CAP, PmControl, PowerState, Reg, Type0Header,
-    msix, pcie, pm,
+    BAR_COUNT, Command, DevCap, FIRST_CAP, FIRST_EXT_CAP, PmControl, PowerState, Reg, Status,
+    Type0Header, msix, pcie, pm,
 };
 
 /// Who answers for a byte of configuration space.
@@ -25,8 +26,12 @@ pub enum Owner {
     Scratch,
     /// COMMAND.
     Command,
+    /// STATUS: the device's, but for the bit that tells of a capability list.
+    Status,
     /// The six BAR registers.
     Bars,
+    /// The expansion ROM's register.
+    Rom,
     /// The MSI capability.
     Msi,
     /// MSI-X message control.
@@ -44,35 +49,54 @@ pub struct ConfigSpace {
     shadow: Vec<u8>,
     owners: Vec<Owner>,
     bars: BarRegisters,
+    rom: RomRegister,
     msi_offset: u16,
     power_control: Option<u16>,
     offers_reset: bool,
 }
 
+/// What a [`ConfigSpace`] is made from.
+pub struct ConfigSetup<'a> {
+    /// The physical space with its capability lists filtered.
+    pub filtered: &'a [u8],
+    /// What the filter kept and hid.
+    pub caps: &'a Capabilities,
+    /// The device's BARs.
+    pub bars: &'a [BarInfo],
+    /// Where they were placed: BAR index and address; [`ROM`] is the expansion ROM.
+    pub addresses: &'a [(u8, u64)],
+    /// Bytes of the expansion ROM; 0 shows none.
+    pub rom_size: u64,
+    /// Where INTx is routed; `None` without an interrupt pin.
+    pub interrupt_line: Option<u8>,
+    /// A function-level reset can be carried out.
+    pub can_reset: bool,
+    /// A capability that the device does not have: offset and bytes of it in `filtered`.
+    pub synthetic: Option<(u16, u16)>,
+}
+
 impl ConfigSpace {
-    /// The guest's configuration space over the filtered image of the physical one. BAR registers
-    /// hold `addresses`; decode is off. `can_reset`: a function-level reset can be carried out.
-    pub fn new(
-        filtered: &[u8],
-        caps: &Capabilities,
-        bars: &[BarInfo],
-        addresses: &[(u8, u64)],
-        interrupt_line: Option<u8>,
-        can_reset: bool,
-    ) -> Self {
-        let mut registers = BarRegisters::new(bars);
-        for (index, address) in addresses {
-            registers.set_address(*index, *address);
+    /// The guest's configuration space. BAR registers hold the placed addresses; decode is off.
+    pub fn new(setup: &ConfigSetup<'_>) -> Self {
+        let caps = setup.caps;
+        let mut bars = BarRegisters::new(setup.bars);
+        let mut rom = RomRegister::new(setup.rom_size);
+        for (index, address) in setup.addresses {
+            match *index {
+                ROM => rom.set_address(*address),
+                index => bars.set_address(index, *address),
+            }
         }
         let mut space = Self {
-            owners: owners(filtered.len(), caps),
-            shadow: filtered.to_vec(),
-            bars: registers,
+            owners: owners(setup),
+            shadow: setup.filtered.to_vec(),
+            bars,
+            rom,
             msi_offset: caps.msi.as_ref().map_or(0, |cap| cap.offset),
             power_control: caps.pm.as_ref().map(|cap| cap.offset + pm::CONTROL),
-            offers_reset: can_reset && caps.pcie.as_ref().is_some_and(|cap| cap.flr),
+            offers_reset: setup.can_reset && caps.pcie.as_ref().is_some_and(|cap| cap.flr),
         };
-        space.present_header(interrupt_line);
+        space.present_header(setup.interrupt_line);
         if let Some(cap) = caps.pcie.as_ref().filter(|_| !space.offers_reset) {
             space.hide_function_reset(cap.offset);
         }
@@ -80,12 +104,11 @@ impl ConfigSpace {
     }
 
     /// Header fields that differ from the device's: decode off, the VM's interrupt line instead of
-    /// the host's, no built-in self-test, no ROM.
+    /// the host's, no built-in self-test.
     fn present_header(&mut self, interrupt_line: Option<u8>) {
         let shadow = &mut self.shadow;
         image::write_u16(shadow, Reg::COMMAND.offset(), 0);
         image::write_u8(shadow, Reg::BIST.offset(), 0);
-        image::write_u32(shadow, Reg::ROM.offset(), 0);
         image::write_u32(shadow, Reg::CARDBUS_CIS.offset(), 0);
         if interrupt_line.is_none() {
             image::write_u8(shadow, Reg::INTERRUPT_PIN.offset(), 0);
@@ -109,6 +132,7 @@ impl ConfigSpace {
             let value = self.bars.read(dword);
             image::write_u32(&mut self.shadow, at, value);
         }
+        image::write_u32(&mut self.shadow, Reg::ROM.offset(), self.rom.read());
     }
 
     /// Whether the guest may ask for a function-level reset.
@@ -120,6 +144,7 @@ impl ConfigSpace {
     pub fn reset(&mut self) {
         image::write_u16(&mut self.shadow, Reg::COMMAND.offset(), 0);
         self.bars.reset();
+        self.rom.reset();
         self.refresh_bars();
         if let Some(at) = self.power_control {
             let control = self.power().with_state(PowerState::D0);
@@ -155,6 +180,13 @@ impl ConfigSpace {
     /// Where the MSI capability lies.
     pub fn msi_offset(&self) -> u16 {
         self.msi_offset
+    }
+
+    /// STATUS of the device as the guest reads it.
+    pub fn present_status(&self, physical: u16) -> u16 {
+        let shown = image::read_u16(&self.shadow, Reg::STATUS.offset());
+        let list = Status::CAP_LIST.bits();
+        (physical & !list) | (shown & list)
     }
 
     /// COMMAND as the guest last wrote it.
@@ -195,6 +227,17 @@ impl ConfigSpace {
         self.refresh_bars();
     }
 
+    /// Takes a write of `data` at `offset`, inside the ROM's register.
+    pub fn write_rom(&mut self, offset: u16, data: &[u8]) {
+        let (mut value, mut mask) = (0u32, 0u32);
+        for (byte, at) in data.iter().zip(offset - Reg::ROM.offset()..4) {
+            value |= u32::from(*byte) << (8 * at);
+            mask |= 0xff << (8 * at);
+        }
+        self.rom.write(value, mask);
+        self.refresh_bars();
+    }
+
     /// What the engine has to know. A sleeping function decodes nothing.
     pub fn programmed(&self) -> Programmed {
         let awake = self.power().state() == PowerState::D0;
@@ -203,9 +246,14 @@ impl ConfigSpace {
         } else {
             Command::empty()
         };
-        let mut addresses = [0; BAR_COUNT];
+        let mut addresses = [0; BAR_COUNT + 1];
         for (index, address) in addresses.iter_mut().enumerate() {
-            *address = self.bars.address(index as u8);
+            *address = match index as u8 {
+                // Address 0 answers nowhere.
+                ROM if !self.rom.enabled() => 0,
+                ROM => self.rom.address(),
+                bar => self.bars.address(bar),
+            };
         }
         Programmed {
             memory: command.contains(Command::MEMORY),
@@ -215,8 +263,9 @@ impl ConfigSpace {
     }
 }
 
-fn owners(len: usize, caps: &Capabilities) -> Vec<Owner> {
-    let mut owners = vec![Owner::Device; len];
+fn owners(setup: &ConfigSetup<'_>) -> Vec<Owner> {
+    let caps = setup.caps;
+    let mut owners = vec![Owner::Device; setup.filtered.len()];
     let mut own = |start: u16, len: u16, owner: Owner| {
         let range = usize::from(start)..usize::from(start) + usize::from(len);
         if let Some(bytes) = owners.get_mut(range) {
@@ -225,8 +274,10 @@ fn owners(len: usize, caps: &Capabilities) -> Vec<Owner> {
     };
     own(0, FIRST_CAP, Owner::Fixed);
     own(Reg::COMMAND.offset(), 2, Owner::Command);
+    own(Reg::STATUS.offset(), 2, Owner::Status);
     own(Reg::CACHE_LINE_SIZE.offset(), 2, Owner::Scratch);
     own(Reg::BAR0.offset(), 4 * BAR_COUNT as u16, Owner::Bars);
+    own(Reg::ROM.offset(), 4, Owner::Rom);
     own(Reg::INTERRUPT_LINE.offset(), 1, Owner::Scratch);
     const { assert!(std::mem::size_of::<Type0Header>() == FIRST_CAP as usize) };
 
@@ -242,6 +293,9 @@ fn owners(len: usize, caps: &Capabilities) -> Vec<Owner> {
             AnyCapId::Extended(_) => 4,
         };
         own(cap.offset, header, Owner::Fixed);
+    }
+    if let Some((offset, len)) = setup.synthetic {
+        own(offset, len, Owner::Fixed);
     }
     if let Some(cap) = &caps.msi {
         own(cap.offset + 2, cap.bytes() - 2, Owner::Msi);

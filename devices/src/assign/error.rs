@@ -50,6 +50,26 @@ pub enum AssignError {
         /// Its header layout.
         header: u8,
     },
+    /// A ROM was asked for and there is none.
+    #[error("{bdf}: rom=on: the device has no expansion ROM that can be read (rom=FILE shows one)")]
+    NoRom {
+        /// The device.
+        bdf: Bdf,
+    },
+    /// A clique was asked for on a device of another vendor.
+    #[error("{bdf}: gpudirect-clique is for NVIDIA GPUs, which this device is not: leave it out")]
+    NotNvidia {
+        /// The device.
+        bdf: Bdf,
+    },
+    /// Configuration space is full.
+    #[error(
+        "{bdf}: gpudirect-clique: the device's configuration space has no free place for the capability: leave it out"
+    )]
+    NoRoomForClique {
+        /// The device.
+        bdf: Bdf,
+    },
     /// BAR registers and region sizes contradict each other.
     #[error("{bdf}: its BARs cannot be used")]
     Bars {
@@ -102,6 +122,9 @@ impl AssignError {
             | Self::NotEndpoint { .. }
             | Self::Bars { .. }
             | Self::Export { .. }
+            | Self::NoRom { .. }
+            | Self::NotNvidia { .. }
+            | Self::NoRoomForClique { .. }
             | Self::Ram { .. } => true,
             Self::OpenThread { .. } | Self::Query { .. } | Self::Mmap { .. } | Self::Install(_) => {
                 false

@@ -211,6 +211,33 @@ fn peer_to_peer_is_mapped_only_when_there_is_a_peer_or_it_is_asked_for() {
 }
 
 #[test]
+fn a_bar_that_is_kept_trapped_has_no_slot_and_reaches_the_device() {
+    let mut options = DeviceOptions::default();
+    options.trapped[2] = true;
+    let rig = Rig::new(vec![FakeDeviceSpec::gpu(bdf(1), 16 * GIB)], options);
+    rig.write_command(0, MEM);
+    let home = rig.placed(0, 2);
+    assert_eq!(rig.slot_at(home), None);
+    let windows = rig.assignment.memory_windows();
+    let (range, window) = windows.iter().find(|(r, _)| r.contains(home)).unwrap();
+    crate::bus::BusDevice::write(window.as_ref(), home - range.start() + 8, &[7]);
+    let mut data = [0; 2];
+    crate::bus::BusDevice::read(window.as_ref(), home - range.start() + 8, &mut data);
+    assert_eq!(data, [7, 0]);
+}
+
+#[test]
+fn a_bar_with_a_fixed_address_gets_it() {
+    let mut options = DeviceOptions::default();
+    options.fixed[2] = Some(1024 * GIB);
+    let rig = Rig::new(vec![FakeDeviceSpec::gpu(bdf(1), 16 * GIB)], options);
+    assert_eq!(rig.placed(0, 2), 1024 * GIB);
+    rig.write_command(0, MEM);
+    assert!(rig.slot_at(1024 * GIB).is_some());
+    assert!(rig.answers_at(1024 * GIB).is_some());
+}
+
+#[test]
 fn an_io_bar_answers_at_its_port_while_decode_is_on() {
     let spec = FakeDeviceSpec::bare(bdf(1)).bar(1, BarKind::Io, 8);
     let rig = Rig::new(vec![spec], DeviceOptions::default());
@@ -279,7 +306,7 @@ fn a_kernel_without_dmabuf_boots_without_peer_to_peer_unless_it_was_asked_for() 
 
 #[test]
 fn all_devices_that_cannot_be_reached_are_named_in_one_warning() {
-    let mut peers = super::peers::Peers::new(3, &[]);
+    let mut peers = super::peers::Peers::new(3, &[], DMABUF);
     assert_eq!(peers.warning(), None);
     for number in [0, 2] {
         let bdf = bdf(number as u8 + 1);
@@ -301,4 +328,83 @@ fn all_devices_that_cannot_be_reached_are_named_in_one_warning() {
         1,
         "{text}"
     );
+}
+
+#[test]
+fn a_rom_answers_only_while_enabled_and_decoded_and_takes_no_writes() {
+    let rom: Vec<u8> = (0..3000u32).map(|n| n as u8).collect();
+    let source = crate::assign::rom::RomSource::Bytes(rom.into());
+    let spec = FakeDeviceSpec::gpu(bdf(1), 16 * GIB);
+    let rig = Rig::with(vec![spec], DeviceOptions::default(), |device| {
+        device.load_rom(&source).unwrap();
+    });
+    rig.write_config(0, 0x30, &u32::MAX.to_le_bytes());
+    assert_eq!(rig.read_config(0, 0x30), 0xffff_f001);
+    let home = rig.placed(0, super::commit::ROM);
+    let enabled = home as u32 | 1;
+    let cases = [
+        (MEM, enabled, true),
+        (0, enabled, false),
+        (MEM, home as u32, false),
+    ];
+    for (command, register, answers) in cases {
+        rig.write_command(0, command);
+        rig.write_config(0, 0x30, &register.to_le_bytes());
+        assert_eq!(rig.answers_at(home).is_some(), answers);
+    }
+    rig.write_config(0, 0x30, &enabled.to_le_bytes());
+    let (range, window) = &rig.assignment.memory_windows()[0];
+    let at = home - range.start();
+    crate::bus::BusDevice::write(window.as_ref(), at, &[0xee; 4]);
+    let mut data = [0; 4];
+    crate::bus::BusDevice::read(window.as_ref(), at + 2998, &mut data);
+    assert_eq!(data, [2998u32 as u8, 2999u32 as u8, 0xff, 0xff]);
+}
+
+#[test]
+fn the_clique_capability_is_readable_fixed_and_in_the_list() {
+    let mut spec = FakeDeviceSpec::gpu(bdf(1), 16 * GIB);
+    spec.config[..2].copy_from_slice(&0x10deu16.to_le_bytes());
+    let rig = Rig::with(vec![spec], DeviceOptions::default(), |device| {
+        device.add_clique(5).unwrap();
+    });
+    let at = rig.read_config(0, 0x34) as u16 & 0xff;
+    rig.write_config(0, at + 4, &[0xff; 4]);
+    assert_eq!(rig.read_config(0, at) & 0xff, 9);
+    assert_eq!(
+        rig.read_config(0, at) >> 16,
+        u32::from_le_bytes([8, b'P', 0, 0])
+    );
+    assert_eq!(rig.read_config(0, at + 4) & 0xff_ffff, 0x28_5032);
+    assert_eq!(rig.read_config(0, at) >> 8 & 0xff, 0x40, "MSI-X follows");
+}
+
+#[test]
+fn a_clique_is_refused_on_another_vendor() {
+    let spec = FakeDeviceSpec::gpu(bdf(1), 16 * GIB);
+    Rig::with(vec![spec], DeviceOptions::default(), |device| {
+        assert!(
+            device
+                .add_clique(5)
+                .unwrap_err()
+                .to_string()
+                .contains("NVIDIA")
+        );
+    });
+}
+
+#[test]
+fn status_is_the_devices_with_the_guests_capability_list() {
+    let rig = two_gpus();
+    let device = rig.kernel.device(bdf(1)).unwrap();
+    device.set_physical_config(6, &[0x08, 0x80]);
+    assert_eq!(
+        rig.read_config(0, 4) >> 16,
+        0x8018,
+        "interrupt, parity, list"
+    );
+    rig.kernel.take_log();
+    rig.write_config(0, 7, &[0x80]);
+    let wrote = Event::ConfigWrite(bdf(1), 7, vec![0x80]);
+    assert_eq!(rig.kernel.take_log(), [wrote], "written 1 clears it there");
 }

@@ -7,11 +7,12 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use vmm_sys_util::eventfd::EventFd;
 
-use super::commit::BarEngine;
+use super::commit::{BarEngine, ROM};
 use super::config::{ConfigSpace, Owner};
 use super::irq::Interrupts;
-use super::ports::{CallError, Region, VfioDevice};
+use super::ports::{CallError, IrqIndex, IrqRequest, Region, VfioDevice};
 use super::reset::{concerns_device, forward_command, reset_function};
 use crate::pci::address::Bdf;
 use crate::pci::ecam::PciFunction;
@@ -34,6 +35,8 @@ pub struct AssignedFunction {
     /// MSI-X table and PBA: the BAR and the bytes in it.
     table: Option<(u8, Range)>,
     pba: Option<(u8, Range)>,
+    /// Contents of the expansion ROM, if it is shown.
+    rom: Option<Arc<[u8]>>,
     registers: Mutex<Registers>,
     limit: RateLimit,
 }
@@ -56,9 +59,16 @@ impl AssignedFunction {
             engine,
             table: located.map(|((table, _), (bar, _))| (bar, table)),
             pba: located.map(|((_, pba), (_, bar))| (bar, pba)),
+            rom: None,
             registers: Mutex::new(Registers { config, irq }),
             limit: RateLimit::default(),
         }
+    }
+
+    /// Shows `rom` as the contents of the expansion ROM.
+    pub fn with_rom(mut self, rom: Option<Arc<[u8]>>) -> Self {
+        self.rom = rom;
+        self
     }
 
     /// The device's host address.
@@ -68,6 +78,9 @@ impl AssignedFunction {
 
     /// Reads `data.len()` (1 to 8) bytes at `offset` of `bar`.
     pub fn read_bar(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        if bar == ROM {
+            return self.read_rom(offset, data);
+        }
         for (part, place) in self.parts(bar, offset, data.len()) {
             let Some(bytes) = data.get_mut(part) else {
                 continue;
@@ -85,8 +98,39 @@ impl AssignedFunction {
         }
     }
 
-    /// Writes `data` (1 to 8 bytes) at `offset` of `bar`.
+    /// Has the kernel signal an event of the device through the returned eventfd; `None` when it
+    /// does not offer this kind ([`IrqIndex::Error`], [`IrqIndex::Request`]) for the device.
+    pub fn watch(&self, kind: IrqIndex) -> Result<Option<EventFd>, CallError> {
+        if self.device.irq_info(kind)?.count == 0 {
+            return Ok(None);
+        }
+        let fd = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
+        let fd = fd.map_err(|source| CallError {
+            call: "eventfd",
+            source,
+        })?;
+        self.device.set_irqs(&IrqRequest::Trigger {
+            index: kind,
+            start: 0,
+            fds: &[Some(&fd)],
+        })?;
+        Ok(Some(fd))
+    }
+
+    /// All ones behind the end of the contents.
+    fn read_rom(&self, offset: u64, data: &mut [u8]) {
+        let rom = self.rom.as_deref().unwrap_or_default();
+        for (byte, at) in data.iter_mut().zip(offset..) {
+            let at = usize::try_from(at).unwrap_or(usize::MAX);
+            *byte = rom.get(at).copied().unwrap_or(0xff);
+        }
+    }
+
+    /// Writes `data` (1 to 8 bytes) at `offset` of `bar`. A ROM takes none.
     pub fn write_bar(&self, bar: u8, offset: u64, data: &[u8]) {
+        if bar == ROM {
+            return;
+        }
         for (part, place) in self.parts(bar, offset, data.len()) {
             let Some(bytes) = data.get(part) else {
                 continue;
@@ -153,10 +197,12 @@ impl AssignedFunction {
                 let cap = registers.config.msi_offset();
                 registers.irq.read_msi(offset - cap, data);
             }
-            Owner::MsixControl => {
-                let control = registers.irq.msix_control().to_le_bytes();
-                let cut = control.iter().skip(usize::from(offset & 1));
-                data.iter_mut().zip(cut).for_each(|(to, from)| *to = *from);
+            Owner::MsixControl => put(data, offset, registers.irq.msix_control()),
+            Owner::Status => {
+                let mut raw = [0xff; 2];
+                self.read_physical(offset & !1, &mut raw);
+                let status = registers.config.present_status(u16::from_le_bytes(raw));
+                put(data, offset, status);
             }
             Owner::Device | Owner::DeviceControl => self.read_physical(offset, data),
             _ => registers.config.read_shadow(offset, data),
@@ -172,6 +218,10 @@ impl AssignedFunction {
                 registers.config.write_bars(offset, data);
                 self.commit(registers);
             }
+            Owner::Rom => {
+                registers.config.write_rom(offset, data);
+                self.commit(registers);
+            }
             Owner::Msi => {
                 let cap = registers.config.msi_offset();
                 registers.irq.write_msi(offset - cap, data);
@@ -183,7 +233,7 @@ impl AssignedFunction {
             }
             Owner::PowerControl => self.write_power_control(registers, offset, data),
             Owner::DeviceControl => self.write_device_control(registers, offset, data),
-            Owner::Device => self.write_physical(offset, data),
+            Owner::Device | Owner::Status => self.write_physical(offset, data),
         }
     }
 
@@ -282,6 +332,13 @@ impl AssignedFunction {
             );
         }
     }
+}
+
+/// Fills `data`, which begins at `offset` of a word-aligned register, from the register's `value`.
+fn put(data: &mut [u8], offset: u16, value: u16) {
+    let bytes = value.to_le_bytes();
+    let part = bytes.iter().skip(usize::from(offset & 1));
+    data.iter_mut().zip(part).for_each(|(to, from)| *to = *from);
 }
 
 /// `old` with `data` written over its bytes from `at` on.

@@ -24,6 +24,7 @@ pub mod plan;
 pub mod ports;
 pub mod preflight;
 pub mod reset;
+pub mod rom;
 pub mod size;
 pub mod trap;
 pub mod vectors;
@@ -47,10 +48,10 @@ use crate::pci::address::Bdf;
 use crate::pci::bar::BarInfo;
 use crate::pci::image;
 use crate::pci::place::{PlaceRequest, Placement};
-use crate::pci::spec::Reg;
+use crate::pci::spec::{BAR_COUNT, Reg};
 use crate::range::Range;
-use commit::{BarEngine, EngineBar};
-use config::ConfigSpace;
+use commit::{BarEngine, EngineBar, ROM};
+use config::{ConfigSetup, ConfigSpace};
 use function::AssignedFunction;
 use irq::{Interrupts, IrqCounts, IrqPorts};
 use peers::Peers;
@@ -76,6 +77,10 @@ pub struct DeviceOptions {
     pub peer_to_peer: PeerToPeer,
     /// With memory decode off its BARs read as all ones, instead of staying readable.
     pub strict_decode: bool,
+    /// BARs that are not mapped into the guest: every access traps.
+    pub trapped: [bool; BAR_COUNT],
+    /// Guest-physical addresses that BARs must have.
+    pub fixed: [Option<u64>; BAR_COUNT],
 }
 
 /// The kernel's side of all devices.
@@ -106,14 +111,16 @@ pub struct Assignment {
 }
 
 /// The BARs of all `devices`, to be placed.
-pub fn place_requests(devices: &[SizedDevice]) -> Vec<PlaceRequest> {
+pub fn place_requests(devices: &[SizedDevice], options: &[DeviceOptions]) -> Vec<PlaceRequest> {
     let numbered = devices.iter().enumerate();
     numbered
         .flat_map(|(device, sized)| {
-            sized.bars.iter().map(move |bar| PlaceRequest {
+            let fixed = options.get(device).copied().unwrap_or_default().fixed;
+            let bars = sized.bars.iter().map(|bar| bar.info);
+            bars.chain(sized.rom_bar()).map(move |bar| PlaceRequest {
                 device,
-                bar: bar.info,
-                fixed: None,
+                bar,
+                fixed: fixed.get(usize::from(bar.index)).copied().flatten(),
             })
         })
         .collect()
@@ -130,7 +137,7 @@ impl Assignment {
         ports: &Ports,
         gsi: impl Fn(usize, u8) -> u32,
     ) -> Result<Self, AssignError> {
-        let mut peers = Peers::new(devices.len(), options);
+        let mut peers = Peers::new(devices.len(), options, ports.iommu.nature());
         let engine = engine(&devices, options, &mut peers, placement, &windows, ports)?;
         engine.install_slots()?;
         install_peer_to_peer(&engine, &devices, peers)?;
@@ -182,24 +189,31 @@ fn engine(
     windows: &BarWindows,
     ports: &Ports,
 ) -> Result<BarEngine, AssignError> {
-    let by_dmabuf = ports.iommu.nature().bars_by_dmabuf;
     let mut bars = Vec::new();
     for (number, device) in devices.iter().enumerate() {
         let options = options.get(number).copied().unwrap_or_default();
-        let exports = match by_dmabuf {
-            true => peers.export(number, device)?,
-            false => Vec::new(),
-        };
-        let mut exports = exports.into_iter();
+        let address = |bar: u8| placement.address(number, bar).unwrap_or(0);
+        bars.extend(device.rom_bar().map(|info| EngineBar {
+            device: number,
+            bdf: device.bdf,
+            info,
+            address: address(info.index),
+            strict: true,
+            areas: Vec::new(),
+        }));
         for bar in &device.bars {
-            let dmabufs = exports.next().unwrap_or_default();
+            let trapped = options.trapped.get(usize::from(bar.info.index));
+            let areas = match trapped {
+                Some(true) => Vec::new(),
+                _ => map::map_bar(device, bar, peers.export(number, device, bar)?)?,
+            };
             bars.push(EngineBar {
                 device: number,
                 bdf: device.bdf,
                 info: bar.info,
-                address: placement.address(number, bar.info.index).unwrap_or(0),
+                address: address(bar.info.index),
                 strict: options.strict_decode,
-                areas: map::map_bar(device, bar, dmabufs)?,
+                areas,
             });
         }
     }
@@ -239,26 +253,22 @@ fn function(
     ports: &Ports,
     gsi: &impl Fn(usize, u8) -> u32,
 ) -> AssignedFunction {
-    let infos: Vec<BarInfo> = device.bars.iter().map(|bar| bar.info).collect();
-    let addresses: Vec<(u8, u64)> = infos
-        .iter()
-        .filter_map(|bar| Some((bar.index, placement.address(number, bar.index)?)))
-        .collect();
+    let bars: Vec<BarInfo> = device.bars.iter().map(|bar| bar.info).collect();
+    let placed = |bar: u8| Some((bar, placement.address(number, bar)?));
+    let addresses: Vec<(u8, u64)> = (0..=ROM).filter_map(placed).collect();
     let pin = image::read_u8(&device.config, Reg::INTERRUPT_PIN.offset());
-    let gsi = (1..=4)
-        .contains(&pin)
-        .then(|| gsi(number, pin))
-        .filter(|_| device.intx.count != 0);
-    let line = gsi.and_then(|gsi| u8::try_from(gsi).ok());
-    let can_reset = device.device.can_reset();
-    let config = ConfigSpace::new(
-        &device.config,
-        &device.caps,
-        &infos,
-        &addresses,
-        line,
-        can_reset,
-    );
+    let has_intx = (1..=4).contains(&pin) && device.intx.count != 0;
+    let gsi = has_intx.then(|| gsi(number, pin));
+    let config = ConfigSpace::new(&ConfigSetup {
+        filtered: &device.config,
+        caps: &device.caps,
+        bars: &bars,
+        addresses: &addresses,
+        rom_size: device.rom.as_ref().map_or(0, |rom| rom.len() as u64),
+        interrupt_line: gsi.and_then(|gsi| u8::try_from(gsi).ok()),
+        can_reset: device.device.can_reset(),
+        synthetic: device.synthetic,
+    });
     let counts = IrqCounts {
         intx: device.intx,
         msi: device.msi,
@@ -269,13 +279,13 @@ fn function(
     let irq = Interrupts::new(id, vfio, &device.caps, counts, gsi, ports.irq.clone());
     let msix_bars = device.caps.msix.as_ref();
     let msix_bars = msix_bars.map(|cap| (cap.table.bar, cap.pba.bar));
-    let id = (number, device.bdf);
     AssignedFunction::new(
-        id,
+        (number, device.bdf),
         device.device,
         Arc::clone(engine),
         config,
         irq,
         msix_bars,
     )
+    .with_rom(device.rom)
 }

@@ -101,6 +101,7 @@ impl Guest {
         let options = DeviceOptions {
             peer_to_peer: PeerToPeer::On,
             strict_decode: strict,
+            ..DeviceOptions::default()
         };
         let rig = Rig::on(nature, vec![spec(1), spec(2)], options);
         let placed = [rig.placed(0, BAR), rig.placed(1, BAR)];

@@ -33,6 +33,10 @@ pub struct SizedDevice {
     pub caps: Capabilities,
     /// BARs that exist, ascending.
     pub bars: Vec<SizedBar>,
+    /// Contents of the expansion ROM, where one is shown.
+    pub rom: Option<Arc<[u8]>>,
+    /// A capability that was added to `config`: offset and bytes.
+    pub synthetic: Option<(u16, u16)>,
     /// Interrupts of each kind.
     pub intx: IrqInfo,
     /// MSI.
@@ -78,6 +82,8 @@ pub fn size(bdf: Bdf, device: Arc<dyn VfioDevice>) -> Result<SizedDevice, Assign
         config,
         caps,
         bars,
+        rom: None,
+        synthetic: None,
     })
 }
 

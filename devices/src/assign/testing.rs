@@ -6,7 +6,9 @@ use std::sync::Arc;
 use super::commit::BarKey;
 use super::irq::IrqPorts;
 use super::ports::{IommuBackend, IommuNature, MemSlots};
-use super::{AssignError, Assignment, BarWindows, DeviceOptions, Ports, place_requests};
+use super::{
+    AssignError, Assignment, BarWindows, DeviceOptions, Ports, SizedDevice, place_requests,
+};
 use crate::assign::open::open_all;
 use crate::fake::{FakeDeviceSpec, FakeKernel};
 use crate::pci::address::Bdf;
@@ -54,27 +56,45 @@ pub fn ports(kernel: &Arc<FakeKernel>) -> Ports {
 impl Rig {
     /// On a backend like type1.
     pub fn new(specs: Vec<FakeDeviceSpec>, options: DeviceOptions) -> Self {
-        Self::on(IommuNature::default(), specs, options)
+        Self::with(specs, options, |_| ())
+    }
+
+    /// The same with every opened device adjusted before it is placed.
+    pub fn with(
+        specs: Vec<FakeDeviceSpec>,
+        options: DeviceOptions,
+        adjust: impl Fn(&mut SizedDevice),
+    ) -> Self {
+        Self::build(IommuNature::default(), specs, &[options], adjust).unwrap()
     }
 
     /// On a backend of any nature.
     pub fn on(nature: IommuNature, specs: Vec<FakeDeviceSpec>, options: DeviceOptions) -> Self {
-        let rig = Self::try_on(nature, specs, &[options]);
-        rig.unwrap()
+        Self::build(nature, specs, &[options], |_| ()).unwrap()
     }
 
-    /// The last of `options` holds for all further devices, too.
+    /// The same with the last of `options` for all further devices, or the error.
     pub fn try_on(
         nature: IommuNature,
         specs: Vec<FakeDeviceSpec>,
         options: &[DeviceOptions],
+    ) -> Result<Self, AssignError> {
+        Self::build(nature, specs, options, |_| ())
+    }
+
+    fn build(
+        nature: IommuNature,
+        specs: Vec<FakeDeviceSpec>,
+        options: &[DeviceOptions],
+        adjust: impl Fn(&mut SizedDevice),
     ) -> Result<Self, AssignError> {
         let bdfs: Vec<Bdf> = specs.iter().map(|spec| spec.bdf).collect();
         let kernel = FakeKernel::with_nature(specs, nature);
         let ram = HostMap::anonymous(RAM.len(), Alignment::PAGE).unwrap();
         kernel.set(0, &HostRange::whole(Arc::new(ram))).unwrap();
         let ports = ports(&kernel);
-        let devices = open_all(ports.iommu.as_ref(), &bdfs).unwrap();
+        let mut devices = open_all(ports.iommu.as_ref(), &bdfs).unwrap();
+        devices.iter_mut().for_each(adjust);
         let space = Windows {
             mmio32: Range::from_bounds(0xd000_0000, 0xfec0_0000),
             io: Range::from_bounds(0x1000, 0x1_0000),
@@ -84,7 +104,10 @@ impl Rig {
             reserved: Vec::new(),
             mmio64_size: None,
         };
-        let placement = place(&place_requests(&devices), &space).unwrap();
+        let last = options.last().copied().unwrap_or_default();
+        let mut options = options.to_vec();
+        options.resize(devices.len(), last);
+        let placement = place(&place_requests(&devices, &options), &space).unwrap();
         let windows = BarWindows {
             memory: [Some(placement.mmio32), placement.mmio64]
                 .into_iter()
@@ -92,9 +115,6 @@ impl Rig {
                 .collect(),
             io: space.io,
         };
-        let last = options.last().copied().unwrap_or_default();
-        let mut options = options.to_vec();
-        options.resize(devices.len(), last);
         let assignment = Assignment::new(
             devices,
             &options,

@@ -116,10 +116,10 @@ impl VectorSet {
 
     /// Disarms and disconnects everything. Eventfds are dropped with what waited in them.
     pub fn disable(&mut self, ports: &VectorPorts<'_>) -> Result<(), CallError> {
-        if self.allocated.take().is_none() {
-            return Ok(());
-        }
-        let disarmed = ports.device.set_irqs(&IrqRequest::Disable(self.index));
+        let disarmed = match self.allocated.take() {
+            Some(_) => ports.device.set_irqs(&IrqRequest::Disable(self.index)),
+            None => Ok(()),
+        };
         let disconnected = self.disconnect_all(ports);
         self.vectors.iter_mut().for_each(|v| *v = Vector::default());
         disarmed.and(disconnected)

@@ -74,6 +74,14 @@ impl FakeDevice {
         self.config.lock().clone()
     }
 
+    /// Changes the physical configuration space, as a device does by itself.
+    pub fn set_physical_config(&self, offset: usize, data: &[u8]) {
+        let mut config = self.config.lock();
+        if let Some(bytes) = config.get_mut(offset..offset + data.len()) {
+            bytes.copy_from_slice(data);
+        }
+    }
+
     /// Whether it decodes its memory BARs.
     fn decodes(&self) -> bool {
         let command = image::read_u16(&self.config.lock(), Reg::COMMAND.offset());

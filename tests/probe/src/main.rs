@@ -13,6 +13,7 @@ mod mmio;
 mod pci;
 mod port;
 mod power;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -34,6 +35,7 @@ usage: probe COMMAND …
   edu BDF copy SOURCE TARGET COUNT     copy COUNT bytes between two bus addresses by DMA
   coldplug INDEX                       load the modules that present devices ask for
   insmod FILE…                         load modules in the order given
+  wait PATH [SECONDS]                  wait until PATH exists (30 s)
   off STATUS                           print `GUEST EXIT STATUS` and power off";
 
 fn main() -> ExitCode {
@@ -63,6 +65,7 @@ fn run(args: &mut Args) -> Result<(), Error> {
         "edu" => edu::run(args),
         "coldplug" => coldplug::run(args),
         "insmod" => coldplug::insmod(args),
+        "wait" => wait::run(args),
         "off" => power::off(args),
         other => Err(Error::Usage(format!("unknown command `{other}`"))),
     }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::paths;
 use crate::setup::Bootable;
 
 /// A kernel command line for guests that boots fast in an emulated machine, whose clocks need no calibration.
@@ -52,6 +53,8 @@ pub fn script(repository: &Path, kernels: &[Bootable], guest: &str, body: &str) 
             export("LAB_VMLINUX", &elf.to_string());
         }
     }
+    let vmm = paths::vmm(repository);
+    export("LAB_VMM", &vmm.display().to_string());
     export("LAB_CMDLINE", GUEST_CMDLINE);
     export("LAB_REPO", &repository.display().to_string());
     let directory = quote(&repository.display().to_string());

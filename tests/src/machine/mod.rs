@@ -8,9 +8,10 @@ mod qemu;
 mod size;
 pub mod terminal;
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -43,24 +44,56 @@ pub struct Boot<'a> {
     pub interactive: bool,
 }
 
-/// Takes what the command prints.
-pub type Sink<'a> = &'a mut dyn FnMut(Source, &[u8]);
+/// Takes what happens in L1.
+pub trait Sink {
+    /// A boot begins; its logs are in that directory.
+    fn started(&mut self, _log: &Path) {}
+
+    /// Something was printed.
+    fn bytes(&mut self, source: Source, bytes: &[u8]);
+}
+
+impl<F: FnMut(Source, &[u8])> Sink for F {
+    fn bytes(&mut self, source: Source, bytes: &[u8]) {
+        self(source, bytes);
+    }
+}
+
+/// Holds standard output back, which would otherwise be seen again after another try.
+struct Held<'a> {
+    out: Vec<u8>,
+    sink: &'a mut dyn Sink,
+}
+
+impl Sink for Held<'_> {
+    fn started(&mut self, log: &Path) {
+        self.sink.started(log);
+    }
+
+    fn bytes(&mut self, source: Source, bytes: &[u8]) {
+        match source {
+            Source::Out => self.out.extend_from_slice(bytes),
+            _ => self.sink.bytes(source, bytes),
+        }
+    }
+}
 
 impl Boot<'_> {
-    /// Boots L1, runs the body, and returns its exit status and the directory with the logs.
+    /// Boots L1, runs the body, and returns its exit status.
     ///
     /// A deterministic machine that hangs is tried again; its standard output is held back until it ends.
-    pub fn run(&self, sink: Sink) -> Result<(u8, PathBuf), Error> {
+    pub fn run(&self, sink: &mut dyn Sink) -> Result<u8, Error> {
         if !self.machine.deterministic {
             return self.once(sink);
         }
         let mut attempt = 0;
         loop {
-            let mut held = Vec::new();
-            let result = self.once(&mut |source, bytes| match source {
-                Source::Out => held.extend_from_slice(bytes),
-                _ => sink(source, bytes),
-            });
+            let mut held = Held {
+                out: Vec::new(),
+                sink: &mut *sink,
+            };
+            let result = self.once(&mut held);
+            let out = held.out;
             match result {
                 Err(Error::Timeout { .. }) if attempt < RETRIES => {
                     attempt += 1;
@@ -70,15 +103,16 @@ impl Boot<'_> {
                     );
                 }
                 result => {
-                    sink(Source::Out, &held);
+                    sink.bytes(Source::Out, &out);
                     return result;
                 }
             }
         }
     }
 
-    fn once(&self, sink: Sink) -> Result<(u8, PathBuf), Error> {
+    fn once(&self, sink: &mut dyn Sink) -> Result<u8, Error> {
         let log = paths::run_directory()?;
+        sink.started(&log);
         let kernel = self
             .kernels
             .iter()
@@ -127,7 +161,7 @@ impl Boot<'_> {
         session.attend(&events, sink)?;
         qemu.wait();
         match session.status {
-            Some(status) => Ok((status, log)),
+            Some(status) => Ok(status),
             None => Err(Error::HostDied {
                 tail: last_words(&log),
                 log,
@@ -149,7 +183,7 @@ struct Attendant<'a> {
 
 impl Attendant<'_> {
     /// Serves the channels until QEMU has closed them all.
-    fn attend(&mut self, events: &Receiver<Event>, sink: Sink) -> Result<(), Error> {
+    fn attend(&mut self, events: &Receiver<Event>, sink: &mut dyn Sink) -> Result<(), Error> {
         let console_path = self.log.join("console");
         let mut console =
             File::create(&console_path).map_err(Error::file("create", &console_path))?;
@@ -165,11 +199,11 @@ impl Attendant<'_> {
                         .write_all(&bytes)
                         .map_err(Error::file("write", &console_path))?;
                     if self.boot.machine.verbose {
-                        sink(Source::Console, &bytes);
+                        sink.bytes(Source::Console, &bytes);
                     }
                 }
                 Ok(Event::Bytes(Source::Control, bytes)) => self.listen(&bytes)?,
-                Ok(Event::Bytes(source, bytes)) => sink(source, &bytes),
+                Ok(Event::Bytes(source, bytes)) => sink.bytes(source, &bytes),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => return Err(self.timeout(limit)),
             }
@@ -203,21 +237,36 @@ impl Attendant<'_> {
     /// Answers with the addresses of the devices; L1's kernel has numbered the buses by now.
     fn tell_addresses(&mut self) -> Result<(), Error> {
         let addresses = monitor::addresses(&self.lab.monitor)?;
-        let mut answer = String::new();
-        for devices in [&self.plan.assigned, &self.plan.left] {
-            // A device that is not a PCI one, such as a disk on a controller, has no address.
-            let found: Vec<&str> = devices
-                .iter()
-                .filter_map(|device| addresses.get(&device.id))
-                .map(String::as_str)
-                .collect();
-            answer.push_str(&found.join(" "));
-            answer.push('\n');
-        }
+        let answer = answer(&self.plan.assigned, &self.plan.left, &addresses);
         (&self.lab.control)
             .write_all(answer.as_bytes())
             .map_err(Error::channel("answer the init of the lab's host"))
     }
+}
+
+/// What L1's init is told: the addresses of the devices to assign, those of the devices to leave, and a variable for each.
+///
+/// A device that is not a PCI one, such as a disk on a controller, has no address.
+fn answer(
+    assigned: &[devices::Device],
+    left: &[devices::Device],
+    addresses: &HashMap<String, String>,
+) -> String {
+    let mut lines = Vec::new();
+    let mut variables = Vec::new();
+    for devices in [assigned, left] {
+        let mut line = Vec::new();
+        for device in devices {
+            if let Some(address) = addresses.get(&device.id) {
+                line.push(address.as_str());
+                let name = device.id.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+                variables.push(format!("LAB_BDF_{name}={address}"));
+            }
+        }
+        lines.push(line.join(" "));
+    }
+    lines.push(variables.join(" "));
+    lines.join("\n") + "\n"
 }
 
 /// A running QEMU, killed when dropped.
@@ -274,4 +323,29 @@ fn last_words(log: &Path) -> String {
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {
     fs::write(path, text).map_err(Error::file("write", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn init_is_told_addresses_and_names() {
+        let device = |id: &str| devices::Device {
+            argument: String::new(),
+            id: id.to_owned(),
+        };
+        let addresses = HashMap::from([
+            ("gpu-0".to_owned(), "0000:00:03.0".to_owned()),
+            ("nic".to_owned(), "0000:01:00.0".to_owned()),
+        ]);
+        assert_eq!(
+            answer(
+                &[device("gpu-0")],
+                &[device("disk"), device("nic")],
+                &addresses
+            ),
+            "0000:00:03.0\n0000:01:00.0\nLAB_BDF_gpu_0=0000:00:03.0 LAB_BDF_nic=0000:01:00.0\n"
+        );
+    }
 }

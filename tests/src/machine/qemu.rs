@@ -72,7 +72,8 @@ pub fn plan(
     arguments.extend(lab_devices(shared, interactive));
     // Root ports and drives come before the devices that name them.
     arguments.extend(qemu_args);
-    for device in left.iter().chain(&assigned) {
+    // Disks, which are left to nobody, come after the assigned controllers that they sit on.
+    for device in assigned.iter().chain(&left) {
         arguments.extend(["-device".to_owned(), device.argument.clone()]);
     }
     Ok(Plan {

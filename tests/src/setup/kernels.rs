@@ -17,6 +17,8 @@ pub struct Kernel {
     pub name: &'static str,
     /// How the names of its packages begin, as a regular expression.
     packages: &'static str,
+    /// Where the packages are looked for.
+    suites: &'static [&'static str],
 }
 
 /// Every kernel that the lab knows; the first is the default.
@@ -26,24 +28,18 @@ pub const KERNELS: [Kernel; 3] = [
     Kernel {
         name: "7.3",
         packages: r"linux-image-7\.3\.",
+        suites: &["trixie-backports"],
     },
     Kernel {
         name: "6.12",
         packages: r"linux-image-6\.12\.",
+        suites: &["trixie", "trixie-security"],
     },
     Kernel {
         name: "6.1",
         packages: r"linux-image-6\.1\.0-",
+        suites: &["bookworm", "bookworm-security"],
     },
-];
-
-/// Where the packages are looked for.
-const SUITES: [&str; 5] = [
-    "bookworm",
-    "bookworm-security",
-    "trixie",
-    "trixie-security",
-    "trixie-backports",
 ];
 
 /// A kernel in the cache.
@@ -76,10 +72,15 @@ impl Kernel {
     pub fn unpacked(&self, cache: &Cache) -> Option<Unpacked> {
         let root = cache.path("kernels").join(self.name);
         let release = fs::read_to_string(root.join("release")).ok()?;
+        let elf = root.join("vmlinux");
+        if !elf.exists() {
+            // Left by an older lab.
+            return None;
+        }
         Some(Unpacked {
             name: self.name,
             image: root.join("vmlinuz"),
-            elf: root.join("vmlinux"),
+            elf,
             modules: root.join("lib/modules").join(&release),
             release,
         })
@@ -96,14 +97,10 @@ pub fn ensure(cache: &Cache, kernels: &[&'static Kernel]) -> Result<(), Error> {
         return Ok(());
     }
     let mirror = Mirror::of_this_machine()?;
-    eprintln!("lab: reading the package lists");
-    let apt = Apt::prepare(
-        &cache.path("apt-kernels"),
-        &mirror,
-        &SUITES,
-        Installed::Nothing,
-    )?;
     for kernel in missing {
+        eprintln!("lab: reading the package lists for kernel {}", kernel.name);
+        let root = cache.path("apt").join(kernel.name);
+        let apt = Apt::prepare(&root, &mirror, kernel.suites, Installed::Nothing)?;
         fetch(cache, &apt, kernel)?;
     }
     Ok(())
@@ -138,6 +135,9 @@ fn fetch(cache: &Cache, apt: &Apt, kernel: &Kernel) -> Result<(), Error> {
     let tree = work.path().join("tree");
     arrange(&unpacked, &tree, &release, kernel.name)?;
     let target = kernels.join(kernel.name);
+    if target.exists() {
+        fs::remove_dir_all(&target).map_err(Error::file("remove", &target))?;
+    }
     fs::rename(&tree, &target).map_err(Error::file("rename into place", &target))
 }
 

@@ -101,7 +101,7 @@ fn install(cache: &Cache, mirror: &Mirror, packages: &[&str]) -> Result<(), Erro
     let qemu_suite = (codename == "bookworm").then_some(backports.as_str());
     suites.extend(qemu_suite);
     let apt = Apt::prepare(
-        &cache.path("apt-tools"),
+        &cache.path("apt/tools"),
         mirror,
         &suites,
         Installed::Machine,

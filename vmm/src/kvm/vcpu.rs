@@ -150,17 +150,6 @@ impl Vcpu {
         Pause::Broken(self.with_place(text))
     }
 
-    /// Lets KVM know that the guest was held up, so that its watchdogs do not fire. A guest
-    /// without kvmclock has no use for it (EINVAL).
-    pub fn tell_held_up(&self) -> Result<(), CallError> {
-        match self.fd.kvmclock_ctrl() {
-            Err(error) if error.errno() != libc::EINVAL => {
-                Err(kvm_call("KVM_KVMCLOCK_CTRL")(error))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Where the guest is, for messages.
     pub fn place(&self) -> String {
         match (self.fd.get_regs(), self.fd.get_sregs()) {

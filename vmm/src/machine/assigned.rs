@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use arch::layout::{self, AddressRange};
+use devices::assign::function::AssignedFunction;
 use devices::assign::irq::IrqPorts;
 use devices::assign::open::open_all;
 use devices::assign::ports::{IommuBackend, MemSlots};
+use devices::assign::rom::RomSource;
 use devices::assign::{
     AssignError, Assignment, BarWindows, DeviceOptions, PeerToPeer, Ports, SizedDevice, map,
     place_requests, preflight,
@@ -19,25 +21,28 @@ use devices::pci::address::Bdf;
 use devices::pci::ecam::{ConfigPorts, Ecam, PciBus};
 use devices::pci::host_bridge::HostBridge;
 use devices::pci::place::{Placement, Windows, place};
+use devices::pci::spec::BAR_COUNT;
 use devices::range::Range;
 use kvm_ioctls::{DeviceFd, VmFd};
 
-use crate::config::{Config, Iommu, P2p};
+use super::slots::guest_addresses;
+use crate::config::{Config, Iommu, P2p, UsageError};
 use crate::error::Error;
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
 use crate::memory::GuestRam;
-use crate::options::{Decode, VfioOption};
+use crate::options::{BarAddress, Decode, RomOption, VfioOption};
 use crate::profile::{Profile, ProfiledFunction, ProfiledIommu};
 
-/// Slots of the root bus: 0 is the host bridge's.
-const MAX_DEVICES: usize = 31;
+/// The largest file that is taken for an expansion ROM.
+const ROM_MAX: usize = 16 << 20;
 
 /// Devices that are being opened, each in a thread of its own, while the VM is built.
 pub struct Opening {
     iommu: Arc<ProfiledIommu>,
     usable: Vec<Range>,
     bdfs: Vec<Bdf>,
+    devfns: Vec<u8>,
     thread: JoinHandle<Result<Vec<SizedDevice>, AssignError>>,
 }
 
@@ -49,13 +54,12 @@ impl Opening {
         if bdfs.is_empty() {
             return Ok(None);
         }
-        if bdfs.len() > MAX_DEVICES {
-            let text = format!(
-                "{} devices are more than the {MAX_DEVICES} that the guest's PCI bus has slots for",
-                bdfs.len()
-            );
-            return Err(Error::Host(text));
-        }
+        let devfns = guest_addresses(&bdfs).ok_or_else(|| {
+            let count = bdfs.len();
+            Error::Host(format!(
+                "{count} devices are more than the guest's PCI bus has slots for (31)"
+            ))
+        })?;
         let groups = {
             let _span = profile.span("check devices");
             preflight::check(&Sysfs::default(), &bdfs)?
@@ -84,6 +88,7 @@ impl Opening {
             iommu,
             usable,
             bdfs,
+            devfns,
             thread,
         }))
     }
@@ -114,15 +119,23 @@ impl Opening {
         Ok(map::map_ram(self.iommu.as_ref(), &blocks)?)
     }
 
-    /// Waits until all devices are open.
-    pub fn finish(self, profile: &Profile) -> Result<Opened, Error> {
+    /// Waits until all devices are open; adds to them what the options ask for.
+    pub fn finish(self, config: &Config, profile: &Profile) -> Result<Opened, Error> {
         let _span = profile.span("wait for devices");
         let first = self.bdfs.first().copied().unwrap_or_default();
         let died = |_| Err(AssignError::OpenThread { bdf: first });
+        let mut devices = self.thread.join().unwrap_or_else(died)?;
+        for (device, option) in devices.iter_mut().zip(&config.vfio) {
+            device.load_rom(&rom_source(&option.rom)?)?;
+            if let Some(clique) = option.clique {
+                device.add_clique(clique)?;
+            }
+        }
         Ok(Opened {
-            devices: self.thread.join().unwrap_or_else(died)?,
+            devices,
             iommu: self.iommu,
             usable: self.usable,
+            devfns: self.devfns,
         })
     }
 }
@@ -132,6 +145,7 @@ pub struct Opened {
     iommu: Arc<ProfiledIommu>,
     usable: Vec<Range>,
     devices: Vec<SizedDevice>,
+    devfns: Vec<u8>,
 }
 
 /// Opened devices whose BARs have their addresses.
@@ -149,7 +163,8 @@ impl Placed {
         ram: &[AddressRange],
         guest_phys_bits: u8,
     ) -> Result<Self, Error> {
-        let options: Vec<_> = config.vfio.iter().map(device_options).collect();
+        let options = config.vfio.iter().map(device_options);
+        let options = options.collect::<Result<Vec<_>, _>>()?;
         let reachable = |option: &DeviceOptions| option.peer_to_peer != PeerToPeer::Off;
         let windows = Windows {
             mmio32: from_arch(&layout::MMIO32),
@@ -160,7 +175,7 @@ impl Placed {
             reserved: Vec::new(),
             mmio64_size: config.mmio64_size.map(|size| size.0),
         };
-        let placed = place(&place_requests(&opened.devices), &windows);
+        let placed = place(&place_requests(&opened.devices, &options), &windows);
         let placement = placed.map_err(|source| {
             let device = source.bar().and_then(|bar| opened.devices.get(bar.device));
             Error::Place {
@@ -207,6 +222,8 @@ impl Placed {
             memory: memory.into_iter().flatten().collect(),
             io: io_window(),
         };
+        let devfns = self.opened.devfns;
+        let slot = |number: usize| devfns.get(number).copied().unwrap_or(0) >> 3;
         let assignment = Assignment::new(
             self.opened.devices,
             &self.options,
@@ -218,6 +235,7 @@ impl Placed {
         )?;
         Ok(Installed {
             assignment,
+            devfns,
             _vfio: vfio,
         })
     }
@@ -226,8 +244,17 @@ impl Placed {
 /// Devices that the guest can reach.
 pub struct Installed {
     assignment: Assignment,
+    /// Where each sits on the root bus.
+    devfns: Vec<u8>,
     /// Closing it would undo KVM's registration of the devices.
     _vfio: DeviceFd,
+}
+
+impl Installed {
+    /// The functions, in the order of the command line.
+    pub fn functions(&self) -> &[Arc<AssignedFunction>] {
+        self.assignment.functions()
+    }
 }
 
 /// The PCI bus: host bridge, assigned functions, configuration space by ECAM and by port, and the
@@ -241,10 +268,11 @@ pub fn add_to_buses(
     let mut bus = PciBus::new();
     bus.insert(0, Arc::new(HostBridge::new()))?;
     if let Some(installed) = installed {
-        for (number, function) in installed.assignment.functions().iter().enumerate() {
+        let functions = installed.functions();
+        for (devfn, function) in installed.devfns.iter().zip(functions) {
             let bdf = function.bdf();
             let watched = ProfiledFunction::new(Arc::clone(function) as _, bdf, profile);
-            bus.insert(slot(number) << 3, Arc::new(watched))?;
+            bus.insert(*devfn, Arc::new(watched))?;
         }
         for (range, window) in installed.assignment.memory_windows() {
             mmio.insert(range, window)?;
@@ -272,20 +300,57 @@ fn has_peers(config: &Config) -> bool {
     count(P2p::On) > 0 || (config.vfio.len() > 1 && count(P2p::Auto) > 0)
 }
 
-/// Slot of device `number` on the root bus.
-fn slot(number: usize) -> u8 {
-    number as u8 + 1
-}
-
-fn device_options(option: &VfioOption) -> DeviceOptions {
-    DeviceOptions {
+fn device_options(option: &VfioOption) -> Result<DeviceOptions, Error> {
+    let mut fixed = [None; BAR_COUNT];
+    for ((bar, wanted), address) in (0..).zip(&option.fixed).zip(&mut fixed) {
+        *address = match wanted {
+            None => None,
+            Some(BarAddress::At(address)) => Some(*address),
+            Some(BarAddress::Host) => Some(host_address(option.bdf, bar)?),
+        };
+    }
+    Ok(DeviceOptions {
         peer_to_peer: match option.p2p {
             P2p::Auto => PeerToPeer::Auto,
             P2p::On => PeerToPeer::On,
             P2p::Off => PeerToPeer::Off,
         },
         strict_decode: option.decode == Decode::Strict,
-    }
+        trapped: option.trapped,
+        fixed,
+    })
+}
+
+fn rom_source(option: &RomOption) -> Result<RomSource, Error> {
+    Ok(match option {
+        RomOption::Off => RomSource::Off,
+        RomOption::On => RomSource::Device,
+        RomOption::File(path) => match std::fs::read(path) {
+            Ok(bytes) if !bytes.is_empty() && bytes.len() <= ROM_MAX => {
+                RomSource::Bytes(bytes.into())
+            }
+            Ok(bytes) => {
+                return Err(UsageError(format!(
+                    "{}: {} bytes are no expansion ROM: 1 byte to 16 MiB are",
+                    path.display(),
+                    bytes.len()
+                ))
+                .into());
+            }
+            Err(error) => {
+                let text = format!("cannot read the expansion ROM {}: {error}", path.display());
+                return Err(UsageError(text).into());
+            }
+        },
+    })
+}
+
+fn host_address(bdf: Bdf, bar: u8) -> Result<u64, Error> {
+    Sysfs::default().bar_address(bdf, bar).ok_or_else(|| {
+        Error::Host(format!(
+            "{bdf}: bar{bar}=host: the device has no BAR {bar}, or the host gave it no address"
+        ))
+    })
 }
 
 fn io_window() -> Range {

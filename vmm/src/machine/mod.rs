@@ -4,6 +4,7 @@
 //! globally. What concerns assigned devices is in [`assigned`].
 
 mod assigned;
+mod slots;
 
 use std::io;
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::Config;
 use crate::console::{Console, ConsolePort, Output};
+use crate::device_events::DeviceEvents;
 use crate::error::Error;
 use crate::events::EventLoop;
 use crate::kvm::memslots::{self, VmMemSlots};
@@ -88,7 +90,7 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let placed = match opening {
         Some(opening) => {
             opening.map_ram(&ram, profile)?;
-            let opened = opening.finish(profile)?;
+            let opened = opening.finish(config, profile)?;
             Some(Placed::new(opened, config, &ram_layout, guest_phys_bits)?)
         }
         None => None,
@@ -128,6 +130,11 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let input = Console::new(Arc::clone(&console), terminal.is_some(), Arc::clone(&stop))
         .map_err(Error::system("create a timer"))?;
     events.add(Box::new(input));
+    if let Some(installed) = &installed {
+        let (stop, profile) = (Arc::clone(&stop), Arc::clone(profile));
+        let watched = DeviceEvents::new(installed.functions(), stop, profile);
+        events.add(Box::new(watched));
+    }
 
     let context = VcpuContext {
         ports,

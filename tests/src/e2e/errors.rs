@@ -1,0 +1,145 @@
+//! What the monitor says when it cannot start: each message names the thing and the remedy.
+
+use crate::e2e::{Config, Outcome, Test, Verdict};
+
+const BAD_FILES: &str = r#"
+cd $TMPDIR
+: >empty
+head -c 100000 $LAB_KERNEL >truncated
+head -c 100000 /dev/zero >zeros
+mkdir -p directory
+try() { # name, options
+    local name=$1; shift
+    "$LAB_VMM" "$@" >said 2>&1
+    echo "CASE $name status=$? lines=$(grep -c . said) said=$(tr '\n' ' ' <said)"
+}
+for kernel in empty truncated zeros directory missing; do
+    try $kernel --kernel $TMPDIR/$kernel --memory 256M
+done
+try no-initrd --kernel $LAB_KERNEL --initrd $TMPDIR/no-initrd --memory 256M
+try directory-initrd --kernel $LAB_KERNEL --initrd $TMPDIR/directory --memory 256M"#;
+
+/// The tests of this subject.
+pub fn tests() -> Vec<Test> {
+    let mut tests = inputs();
+    tests.extend(devices());
+    tests
+}
+
+fn inputs() -> Vec<Test> {
+    vec![
+        Test::new(
+            "errors::unusable_files",
+            Config::default(),
+            BAD_FILES,
+            unusable_files,
+        ),
+        Test::new(
+            "errors::malformed_address",
+            Config::default(),
+            "vmm --kernel $LAB_KERNEL --vfio 0000:zz:00.0; vmm --kernel $LAB_KERNEL --vfio 00:08.9",
+            |outcome| {
+                outcome.expect_vmm("2")?;
+                outcome.expect("0000:zz:00.0")?;
+                outcome.expect("00:08.9")
+            },
+        ),
+        Test::new(
+            "errors::absent_device",
+            Config::default(),
+            "vmm --kernel $LAB_KERNEL --vfio 0000:7f:1f.7",
+            |outcome| {
+                outcome.expect_vmm("3")?;
+                outcome.expect("0000:7f:1f.7")?;
+                outcome.expect("no such PCI device")
+            },
+        ),
+        Test::new(
+            "errors::unknown_option",
+            Config::default(),
+            "vmm --kernel $LAB_KERNEL --no-such-option; vmm",
+            |outcome| outcome.expect_vmm("2"),
+        ),
+    ]
+}
+
+fn devices() -> Vec<Test> {
+    let pair = || {
+        Config::default()
+            .qemu("-device pcie-root-port,id=rp1,chassis=1,addr=10")
+            .disk("d0", 1)
+            .host_device("nvme,id=disk,serial=lab,drive=d0")
+            .host_device("e1000e,id=nic,bus=rp1,multifunction=on,addr=0.0")
+            .device("edu,id=edu,bus=rp1,addr=0.1")
+    };
+    vec![
+        Test::new(
+            "errors::bound_to_a_host_driver",
+            pair(),
+            "vmm --kernel $LAB_KERNEL --vfio $LAB_BDF_disk; echo DEVICE $LAB_BDF_disk",
+            |outcome| {
+                outcome.expect_vmm("3")?;
+                outcome.expect(&outcome.value("DEVICE")?)?;
+                // The driver and the one to bind instead, with a command that does it.
+                outcome.expect("nvme")?;
+                outcome.expect("vfio-pci")?;
+                outcome.expect_any(&["driver_override", "driverctl", "bind"])
+            },
+        ),
+        Test::new(
+            "errors::group_member_with_a_host_driver",
+            pair(),
+            "vmm --kernel $LAB_KERNEL --vfio $LAB_BDF_edu; echo DEVICE $LAB_BDF_edu; echo MEMBER $LAB_BDF_nic",
+            |outcome| {
+                outcome.expect_vmm("3")?;
+                let member = outcome.value("MEMBER")?;
+                let told = outcome.output.matches(&member).count();
+                // Once by the script itself.
+                if told < 2 {
+                    return Err(format!("the message does not name {member}"));
+                }
+                outcome.expect("e1000e")?;
+                outcome.expect("vfio-pci")
+            },
+        ),
+        Test::new(
+            "errors::without_iommu",
+            Config::default()
+                .device("edu,id=edu")
+                .append("intel_iommu=off"),
+            "vmm --kernel $LAB_KERNEL --vfio $LAB_BDF_edu; echo DEVICE $LAB_BDF_edu",
+            |outcome| {
+                outcome.expect_vmm("3")?;
+                outcome.expect(&outcome.value("DEVICE")?)?;
+                outcome.expect_any(&["intel_iommu=on"])
+            },
+        ),
+    ]
+}
+
+fn unusable_files(outcome: &Outcome) -> Verdict {
+    outcome.reject("panicked")?;
+    let cases: Vec<&str> = outcome.values("CASE").collect();
+    if cases.len() != 7 {
+        return Err(format!("{} cases ran, not 7", cases.len()));
+    }
+    for case in cases {
+        let name = case.split(' ').next().unwrap_or_default();
+        let said = case.split_once("said=").map_or("", |(_, said)| said);
+        let file = name
+            .strip_prefix("directory-initrd")
+            .map_or(name, |_| "directory");
+        if !case.contains(" status=2 ") {
+            return Err(format!("{name}: the status is not 2: {case}"));
+        }
+        if !case.contains(" lines=1 ") {
+            return Err(format!("{name}: the message is not one line: {case}"));
+        }
+        if !said.contains(&format!("/{file}")) {
+            return Err(format!(
+                "{name}: the message does not name the file: {said}"
+            ));
+        }
+    }
+    Ok(())
+}
