@@ -23,7 +23,12 @@ pub enum Command {
         /// Kernels to set up (7.3, 6.12, 6.1, iommufd), separated by commas.
         ///
         /// iommufd is built from the distribution's source, which takes 10 minutes or more, once.
-        #[arg(long, visible_alias = "host-kernel", value_delimiter = ',', default_value = "7.3")]
+        #[arg(
+            long,
+            visible_alias = "host-kernel",
+            value_delimiter = ',',
+            default_value = "7.3"
+        )]
         kernels: Vec<String>,
     },
     /// Run a command in L1, with the repository as working directory.

@@ -121,10 +121,10 @@ impl AssignError {
             | Self::Gone { .. }
             | Self::NotEndpoint { .. }
             | Self::Bars { .. }
-            | Self::Export { .. }
             | Self::NoRom { .. }
             | Self::NotNvidia { .. }
             | Self::NoRoomForClique { .. }
+            | Self::Export { .. }
             | Self::Ram { .. } => true,
             Self::OpenThread { .. } | Self::Query { .. } | Self::Mmap { .. } | Self::Install(_) => {
                 false

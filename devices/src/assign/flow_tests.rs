@@ -254,82 +254,6 @@ fn an_io_bar_answers_at_its_port_while_decode_is_on() {
     assert_eq!(read(), 0x5a);
 }
 
-fn options(peer_to_peer: PeerToPeer) -> DeviceOptions {
-    DeviceOptions {
-        peer_to_peer,
-        ..DeviceOptions::default()
-    }
-}
-
-#[test]
-fn each_area_is_exported_once_and_only_where_peers_are_to_reach_it() {
-    let gpus = || {
-        vec![
-            FakeDeviceSpec::gpu(bdf(1), 16 * GIB),
-            FakeDeviceSpec::gpu(bdf(2), GIB),
-        ]
-    };
-    let exports = |wishes: &[DeviceOptions]| {
-        let rig = Rig::try_on(DMABUF, gpus(), wishes).unwrap();
-        let log = rig.kernel.take_log();
-        let exports = log.iter().filter(|e| matches!(e, Event::Export(_)));
-        (exports.count(), rig.kernel.mappings().len())
-    };
-    let (auto, off) = (options(PeerToPeer::Auto), options(PeerToPeer::Off));
-    assert_eq!(exports(&[auto]), (2 * AREAS, 2 * AREAS));
-    assert_eq!(exports(&[auto, off]), (AREAS, AREAS));
-    assert_eq!(exports(&[off]), (0, 0));
-}
-
-#[test]
-fn a_kernel_without_dmabuf_boots_without_peer_to_peer_unless_it_was_asked_for() {
-    let gpus = || {
-        let mut devices = vec![
-            FakeDeviceSpec::gpu(bdf(1), GIB),
-            FakeDeviceSpec::gpu(bdf(2), GIB),
-        ];
-        devices.iter_mut().for_each(|spec| spec.can_export = false);
-        devices
-    };
-    let rig = Rig::on(DMABUF, gpus(), options(PeerToPeer::Auto));
-    assert!(rig.kernel.mappings().is_empty());
-    rig.write_command(0, MEM);
-    rig.move_bar(0, 2, rig.placement.mmio64.unwrap().end() - GIB);
-    assert!(rig.kernel.mappings().is_empty());
-    let wishes = [options(PeerToPeer::Auto), options(PeerToPeer::On)];
-    let error = Rig::try_on(DMABUF, gpus(), &wishes).err().unwrap();
-    assert!(error.is_preflight());
-    let text = error.to_string();
-    assert!(text.starts_with("0000:00:02.0"), "{text}");
-    assert!(text.contains("--iommu type1"), "{text}");
-}
-
-#[test]
-fn all_devices_that_cannot_be_reached_are_named_in_one_warning() {
-    let mut peers = super::peers::Peers::new(3, &[], DMABUF);
-    assert_eq!(peers.warning(), None);
-    for number in [0, 2] {
-        let bdf = bdf(number as u8 + 1);
-        let source = super::ports::CallError {
-            call: "VFIO_DEVICE_FEATURE_DMA_BUF",
-            source: std::io::Error::from_raw_os_error(libc::ENOTTY),
-        };
-        let reason = super::AssignError::Export { bdf, source };
-        peers.give_up(number, bdf, reason).unwrap();
-    }
-    assert_eq!([0, 1, 2].map(|n| peers.wanted(n)), [false, true, false]);
-    let text = peers.warning().unwrap();
-    assert!(
-        text.starts_with("peer-to-peer is off for 0000:00:01.0, 0000:00:03.0:"),
-        "{text}"
-    );
-    assert_eq!(
-        text.matches("VFIO_DEVICE_FEATURE_DMA_BUF").count(),
-        1,
-        "{text}"
-    );
-}
-
 #[test]
 fn a_rom_answers_only_while_enabled_and_decoded_and_takes_no_writes() {
     let rom: Vec<u8> = (0..3000u32).map(|n| n as u8).collect();
@@ -407,4 +331,80 @@ fn status_is_the_devices_with_the_guests_capability_list() {
     rig.write_config(0, 7, &[0x80]);
     let wrote = Event::ConfigWrite(bdf(1), 7, vec![0x80]);
     assert_eq!(rig.kernel.take_log(), [wrote], "written 1 clears it there");
+}
+
+fn options(peer_to_peer: PeerToPeer) -> DeviceOptions {
+    DeviceOptions {
+        peer_to_peer,
+        ..DeviceOptions::default()
+    }
+}
+
+#[test]
+fn each_area_is_exported_once_and_only_where_peers_are_to_reach_it() {
+    let gpus = || {
+        vec![
+            FakeDeviceSpec::gpu(bdf(1), 16 * GIB),
+            FakeDeviceSpec::gpu(bdf(2), GIB),
+        ]
+    };
+    let exports = |wishes: &[DeviceOptions]| {
+        let rig = Rig::try_on(DMABUF, gpus(), wishes).unwrap();
+        let log = rig.kernel.take_log();
+        let exports = log.iter().filter(|e| matches!(e, Event::Export(_)));
+        (exports.count(), rig.kernel.mappings().len())
+    };
+    let (auto, off) = (options(PeerToPeer::Auto), options(PeerToPeer::Off));
+    assert_eq!(exports(&[auto]), (2 * AREAS, 2 * AREAS));
+    assert_eq!(exports(&[auto, off]), (AREAS, AREAS));
+    assert_eq!(exports(&[off]), (0, 0));
+}
+
+#[test]
+fn a_kernel_without_dmabuf_boots_without_peer_to_peer_unless_it_was_asked_for() {
+    let gpus = || {
+        let mut devices = vec![
+            FakeDeviceSpec::gpu(bdf(1), GIB),
+            FakeDeviceSpec::gpu(bdf(2), GIB),
+        ];
+        devices.iter_mut().for_each(|spec| spec.can_export = false);
+        devices
+    };
+    let rig = Rig::on(DMABUF, gpus(), options(PeerToPeer::Auto));
+    assert!(rig.kernel.mappings().is_empty());
+    rig.write_command(0, MEM);
+    rig.move_bar(0, 2, rig.placement.mmio64.unwrap().end() - GIB);
+    assert!(rig.kernel.mappings().is_empty());
+    let wishes = [options(PeerToPeer::Auto), options(PeerToPeer::On)];
+    let error = Rig::try_on(DMABUF, gpus(), &wishes).err().unwrap();
+    assert!(error.is_preflight());
+    let text = error.to_string();
+    assert!(text.starts_with("0000:00:02.0"), "{text}");
+    assert!(text.contains("--iommu type1"), "{text}");
+}
+
+#[test]
+fn all_devices_that_cannot_be_reached_are_named_in_one_warning() {
+    let mut peers = super::peers::Peers::new(3, &[], DMABUF);
+    assert_eq!(peers.warning(), None);
+    for number in [0, 2] {
+        let bdf = bdf(number as u8 + 1);
+        let source = super::ports::CallError {
+            call: "VFIO_DEVICE_FEATURE_DMA_BUF",
+            source: std::io::Error::from_raw_os_error(libc::ENOTTY),
+        };
+        let reason = super::AssignError::Export { bdf, source };
+        peers.give_up(number, bdf, reason).unwrap();
+    }
+    assert_eq!([0, 1, 2].map(|n| peers.wanted(n)), [false, true, false]);
+    let text = peers.warning().unwrap();
+    assert!(
+        text.starts_with("peer-to-peer is off for 0000:00:01.0, 0000:00:03.0:"),
+        "{text}"
+    );
+    assert_eq!(
+        text.matches("VFIO_DEVICE_FEATURE_DMA_BUF").count(),
+        1,
+        "{text}"
+    );
 }

@@ -202,8 +202,7 @@ fn engine(
             areas: Vec::new(),
         }));
         for bar in &device.bars {
-            let trapped = options.trapped.get(usize::from(bar.info.index));
-            let areas = match trapped {
+            let areas = match options.trapped.get(usize::from(bar.info.index)) {
                 Some(true) => Vec::new(),
                 _ => map::map_bar(device, bar, peers.export(number, device, bar)?)?,
             };

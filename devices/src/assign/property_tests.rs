@@ -7,7 +7,7 @@ use super::ports::IommuNature;
 use super::testing::{DMABUF, GIB, RAM, Rig, bdf};
 use super::{DeviceOptions, PeerToPeer};
 use crate::fake::{Event, FakeDeviceSpec};
-use crate::pci::spec::Command;
+use crate::pci::spec::{Command, pcie};
 use crate::range::Range;
 
 const SIZE: u64 = 16 * GIB;
@@ -34,6 +34,8 @@ impl Random {
 enum Step {
     Command(usize, u16),
     BarDword(usize, u8, u32),
+    /// A function-level reset through PCIe device control.
+    Reset(usize),
 }
 
 /// The rules, written down a second time: what PCI says each function decodes, in which order.
@@ -64,6 +66,10 @@ impl Model {
                 self.bar[device] = (cleared | u64::from(value) << shift) & !(SIZE - 1);
                 device
             }
+            Step::Reset(device) => {
+                (self.command[device], self.bar[device]) = (0, 0);
+                device
+            }
         };
         let moved = before.bar[device] != self.bar[device];
         if self.decodes(device) && (moved || !before.decodes(device)) {
@@ -92,12 +98,14 @@ struct Guest {
     memory: [u64; 2],
     strict: bool,
     nature: IommuNature,
+    /// Whether it resets its devices now and then.
+    resets: bool,
 }
 
 impl Guest {
     fn new(seed: u64, strict: bool, nature: IommuNature) -> Self {
         let bar = crate::pci::bar::BarKind::Mem64 { prefetchable: true };
-        let spec = |n| FakeDeviceSpec::bare(bdf(n)).bar(BAR, bar, SIZE);
+        let spec = |n| FakeDeviceSpec::bare(bdf(n)).bar(BAR, bar, SIZE).express();
         let options = DeviceOptions {
             peer_to_peer: PeerToPeer::On,
             strict_decode: strict,
@@ -121,11 +129,15 @@ impl Guest {
             memory,
             strict,
             nature,
+            resets: false,
         }
     }
 
     fn step(&mut self) -> Step {
         let device = self.random.below(2) as usize;
+        if self.resets && self.random.below(50) == 0 {
+            return Step::Reset(device);
+        }
         if self.random.below(3) == 0 {
             // No bus mastering here: that is a call to the device, not to slots or IOMMU.
             let bits = [0, 1, 2, 3, 0x402][self.random.below(5) as usize];
@@ -150,6 +162,11 @@ impl Guest {
             Step::Command(device, command) => self.rig.write_command(device, command),
             Step::BarDword(device, high, value) => {
                 self.rig.write_bar_register(device, BAR + high, value);
+            }
+            Step::Reset(device) => {
+                let control = 0x60 + pcie::DEVCTL;
+                self.rig
+                    .write_config(device, control, &0x8000u16.to_le_bytes());
             }
         }
     }
@@ -240,7 +257,8 @@ fn a_hundred_thousand_random_writes_keep_every_promise() {
     let type1 = IommuNature::default();
     for (seed, strict, nature) in [(1, false, type1), (2, true, type1), (4, false, DMABUF)] {
         let mut guest = Guest::new(seed, strict, nature);
-        for _ in 0..50_000 {
+        guest.resets = true;
+        for _ in 0..100_000 {
             let step = guest.step();
             guest.model.take(step);
             guest.drive(step);

@@ -56,10 +56,10 @@ pub fn ports(kernel: &Arc<FakeKernel>) -> Ports {
 impl Rig {
     /// On a backend like type1.
     pub fn new(specs: Vec<FakeDeviceSpec>, options: DeviceOptions) -> Self {
-        Self::with(specs, options, |_| ())
+        Self::on(IommuNature::default(), specs, options)
     }
 
-    /// The same with every opened device adjusted before it is placed.
+    /// With every opened device adjusted before it is placed.
     pub fn with(
         specs: Vec<FakeDeviceSpec>,
         options: DeviceOptions,
@@ -70,10 +70,11 @@ impl Rig {
 
     /// On a backend of any nature.
     pub fn on(nature: IommuNature, specs: Vec<FakeDeviceSpec>, options: DeviceOptions) -> Self {
-        Self::build(nature, specs, &[options], |_| ()).unwrap()
+        let rig = Self::try_on(nature, specs, &[options]);
+        rig.unwrap()
     }
 
-    /// The same with the last of `options` for all further devices, or the error.
+    /// The last of `options` holds for all further devices, too.
     pub fn try_on(
         nature: IommuNature,
         specs: Vec<FakeDeviceSpec>,

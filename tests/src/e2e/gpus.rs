@@ -5,29 +5,39 @@ use crate::e2e::{Config, Outcome, Test, Verdict};
 
 const GIB: u64 = 1 << 30;
 
-const SCRIPT: &str = "guest 'probe gpus; echo UNASSIGNED $(dmesg | grep -ciE \\'assign.*fail|can.t.assign|no.space.for\\')' $(each --vfio $LAB_BDFS)";
+/// What the kernel says of a BAR without an address. The brackets keep the pattern from finding itself in the command line,
+/// which the kernel prints as well.
+const UNASSIGNED: &str = "can.t.[a]ssign|[f]ailed.to.[a]ssign|no.[s]pace.for";
+
+fn script(option: &str) -> String {
+    format!(
+        "guest 'probe gpus; echo UNASSIGNED $(dmesg | grep -ciE \"{UNASSIGNED}\")' $(each --vfio $LAB_BDFS | sed 's/[.]0 /.0{option} /g')"
+    )
+    .replace('"', "'\\''")
+}
 
 /// The tests of this subject.
 pub fn tests() -> Vec<Test> {
-    let script = || SCRIPT.replace("\\'", "'\\''");
     vec![
         Test::new(
             "gpus::eight_of_64_gib",
             Config::default().gpus(8, "64G"),
-            script(),
+            script(""),
             |outcome| all_placed(outcome, 8, 64 * GIB),
-        ),
+        )
+        .within(300),
         Test::new(
             "gpus::eight_of_256_gib",
             Config::default().gpus(8, "256G"),
-            script(),
+            // Without peer-to-peer mappings: at exit the kernel takes 45 ms to unmap each of these 2048 GiB.
+            script(",p2p=off"),
             |outcome| all_placed(outcome, 8, 256 * GIB),
         )
         .within(180),
         Test::new(
             "gpus::iommu_of_39_bits_refuses_what_does_not_fit",
-            narrow(),
-            "set -- $LAB_BDFS; vmm --kernel $LAB_KERNEL --vfio $1 --vfio $LAB_BDF_giant",
+            narrow("512G"),
+            "vmm --kernel $LAB_KERNEL --vfio $LAB_BDFS",
             |outcome| {
                 outcome.expect_vmm("3")?;
                 outcome.expect("BAR")?;
@@ -37,8 +47,8 @@ pub fn tests() -> Vec<Test> {
         ),
         Test::new(
             "gpus::iommu_of_39_bits_takes_what_fits",
-            narrow(),
-            "set -- $LAB_BDFS; guest 'probe gpus' --vfio $1",
+            narrow("16G"),
+            "guest 'probe gpus' --vfio $LAB_BDFS",
             |outcome| {
                 all_placed(outcome, 1, 16 * GIB)?;
                 match outcome
@@ -55,13 +65,10 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// A machine whose IOMMU cannot reach beyond 512 GiB.
-fn narrow() -> Config {
-    Config::default()
-        .gpus(1, "16G")
-        .device("pci-testdev,id=giant,membar=512G")
-        .iommu_bits(39)
-        .memory("2G")
+/// A machine whose IOMMU cannot reach beyond 512 GiB. It has one GPU: the emulated firmware puts big BARs of different sizes
+/// where the host's CPUs cannot reach them.
+fn narrow(bar: &str) -> Config {
+    Config::default().gpus(1, bar).iommu_bits(39).memory("2G")
 }
 
 /// Every BAR2 has that size, lies where no other does, and was touched at both ends.

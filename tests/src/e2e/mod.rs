@@ -49,7 +49,7 @@ impl Test {
             name,
             config,
             script: script.into(),
-            limit: Duration::from_secs(90),
+            limit: Duration::from_secs(180),
             check,
         }
     }

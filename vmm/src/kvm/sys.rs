@@ -7,7 +7,9 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use devices::sys::HostRange;
-use kvm_bindings::{KVM_EXIT_IO, KVM_EXIT_IO_IN, kvm_run, kvm_userspace_memory_region};
+use kvm_bindings::{
+    KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_IO, KVM_EXIT_IO_IN, kvm_run, kvm_userspace_memory_region,
+};
 use kvm_ioctls::{Error, VmFd};
 
 /// A memslot as the kernel has it.
@@ -127,4 +129,17 @@ pub fn port_access(run: &mut kvm_run) -> Option<PortAccess<'_>> {
         is_read: u32::from(io.direction) == KVM_EXIT_IO_IN,
         data,
     })
+}
+
+/// What `run` tells of an internal error, if its exit reason is one: KVM_INTERNAL_ERROR_* and up
+/// to 16 words of data, whose meaning depends on it.
+pub fn internal_error(run: &kvm_run) -> Option<(u32, Vec<u64>)> {
+    if run.exit_reason != KVM_EXIT_INTERNAL_ERROR {
+        return None;
+    }
+    // SAFETY: with this exit reason the kernel filled the union's `internal` (KVM API, "struct
+    // kvm_run"); it is plain integers, valid whatever their bits.
+    let error = unsafe { run.__bindgen_anon_1.internal };
+    let words = error.data.iter().take(error.ndata as usize).copied();
+    Some((error.suberror, words.collect()))
 }

@@ -3,10 +3,10 @@
 use arch::boot::Entry;
 use arch::regs;
 use devices::assign::ports::CallError;
-use kvm_bindings::{CpuId, Msrs, kvm_cpuid_entry2};
+use kvm_bindings::{CpuId, KVM_INTERNAL_ERROR_EMULATION, Msrs, kvm_cpuid_entry2};
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 
-use super::sys::port_access;
+use super::sys::{internal_error, port_access};
 use crate::error::kvm_call;
 
 /// Something that only the VMM can answer for a vCPU.
@@ -146,7 +146,13 @@ impl Vcpu {
     }
 
     fn internal_error(&mut self) -> Pause {
-        let text = "KVM cannot emulate what the guest does here".to_owned();
+        let text = match internal_error(self.fd.get_kvm_run()) {
+            Some((KVM_INTERNAL_ERROR_EMULATION, words)) => {
+                format!("KVM cannot emulate an instruction there (data {words:x?})")
+            }
+            Some((kind, words)) => format!("KVM internal error {kind} (data {words:x?})"),
+            None => "KVM internal error".to_owned(),
+        };
         Pause::Broken(self.with_place(text))
     }
 

@@ -290,14 +290,9 @@ pub fn add_to_buses(
 
 /// Whether devices are to reach each other's BARs.
 fn has_peers(config: &Config) -> bool {
-    let count = |p2p| {
-        config
-            .vfio
-            .iter()
-            .filter(|option| option.p2p == p2p)
-            .count()
-    };
-    count(P2p::On) > 0 || (config.vfio.len() > 1 && count(P2p::Auto) > 0)
+    let devices = &config.vfio;
+    let any = |p2p| devices.iter().any(|option| option.p2p == p2p);
+    any(P2p::On) || (devices.len() > 1 && any(P2p::Auto))
 }
 
 fn device_options(option: &VfioOption) -> Result<DeviceOptions, Error> {
