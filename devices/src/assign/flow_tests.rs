@@ -385,7 +385,7 @@ fn a_kernel_without_dmabuf_boots_without_peer_to_peer_unless_it_was_asked_for() 
 
 #[test]
 fn all_devices_that_cannot_be_reached_are_named_in_one_warning() {
-    let mut peers = super::peers::Peers::new(3, &[]);
+    let mut peers = super::peers::Peers::new(3, &[], DMABUF);
     assert_eq!(peers.warning(), None);
     for number in [0, 2] {
         let bdf = bdf(number as u8 + 1);

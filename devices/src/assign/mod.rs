@@ -161,7 +161,7 @@ impl Assignment {
         ports: &Ports,
         gsi: impl Fn(usize, u8) -> u32,
     ) -> Result<Self, AssignError> {
-        let mut peers = Peers::new(devices.len(), options);
+        let mut peers = Peers::new(devices.len(), options, ports.iommu.nature());
         let engine = engine(&devices, options, &mut peers, placement, &windows, ports)?;
         engine.install_slots()?;
         install_peer_to_peer(&engine, &devices, peers)?;
@@ -213,7 +213,6 @@ fn engine(
     windows: &BarWindows,
     ports: &Ports,
 ) -> Result<BarEngine, AssignError> {
-    let by_dmabuf = ports.iommu.nature().bars_by_dmabuf;
     let mut bars = Vec::new();
     for (number, device) in devices.iter().enumerate() {
         let options = options.get(number).copied().unwrap_or_default();
@@ -226,16 +225,10 @@ fn engine(
             strict: true,
             areas: Vec::new(),
         }));
-        let exports = match by_dmabuf {
-            true => peers.export(number, device)?,
-            false => Vec::new(),
-        };
-        let mut exports = exports.into_iter();
         for bar in &device.bars {
-            let dmabufs = exports.next().unwrap_or_default();
             let areas = match options.trapped.get(usize::from(bar.info.index)) {
                 Some(true) => Vec::new(),
-                _ => map::map_bar(device, bar, dmabufs)?,
+                _ => map::map_bar(device, bar, peers.export(number, device, bar)?)?,
             };
             bars.push(EngineBar {
                 device: number,
