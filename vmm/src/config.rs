@@ -56,7 +56,7 @@ pub struct Config {
     #[arg(long, value_name = "SIZE[,hugepages=2M|1G]", default_value = "1G")]
     pub memory: MemoryOption,
 
-    /// Virtual CPUs
+    /// Virtual CPUs, 255 at most
     #[arg(long, value_name = "N", default_value = "1")]
     pub cpus: Cpus,
 

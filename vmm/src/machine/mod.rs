@@ -31,7 +31,7 @@ use crate::events::EventLoop;
 use crate::kvm::memslots::{self, VmMemSlots};
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vcpu::Vcpu;
-use crate::kvm::vm::{self, Host};
+use crate::kvm::vm::Host;
 use crate::memory::{self, Backing, GuestRam};
 use crate::profile::{Profile, ProfiledSlots};
 use crate::run::{VcpuContext, VcpuThreads};
@@ -73,9 +73,9 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
 
     let vm = {
         let _span = profile.span("create VM");
-        host.create_vm(cpus)?
+        host.create_vm()?
     };
-    let irqs = VmIrqs::new(Arc::clone(&vm), vm::needs_x2apic(cpus), profile);
+    let irqs = VmIrqs::new(Arc::clone(&vm), profile);
     let irqs = Arc::new(irqs);
     let slots = Arc::new(VmMemSlots::new(Arc::clone(&vm), host.memslots));
     let slots: Arc<dyn MemSlots> = match &opening {
@@ -119,7 +119,8 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
             phys_bits,
             guest_phys_bits,
             tsc_deadline: host.tsc_deadline,
-            msi_ext_dest_id: vm::needs_x2apic(cpus),
+            // Every APIC id fits into 8 bits.
+            msi_ext_dest_id: false,
         };
         create_vcpus(&vm, &host, &cpuid, &entry)?
     };
