@@ -173,6 +173,11 @@ impl Profile {
         self.notes.lock().push(text);
     }
 
+    #[cfg(test)]
+    pub(crate) fn note_count(&self) -> usize {
+        self.notes.lock().len()
+    }
+
     /// Makes `call` and counts it.
     pub fn call<T>(&self, class: &'static str, subject: Subject, call: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
