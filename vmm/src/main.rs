@@ -9,6 +9,7 @@ mod device_events;
 mod error;
 mod events;
 mod kvm;
+mod limits;
 mod log;
 mod machine;
 mod memory;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
     let profile = Arc::new(Profile::start());
     terminal::install_panic_hook();
     log::install();
+    limits::raise_open_files();
     let config = match config::parse(std::env::args_os()) {
         Ok(Command::Run(config)) => config,
         Ok(Command::Print(text)) => {
