@@ -14,6 +14,7 @@ mod log;
 mod machine;
 mod memory;
 mod options;
+mod output;
 mod profile;
 mod run;
 mod signals;

@@ -24,7 +24,7 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::Config;
-use crate::console::{Console, ConsolePort, Output};
+use crate::console::{self, Console, ConsolePort};
 use crate::device_events::DeviceEvents;
 use crate::error::Error;
 use crate::events::EventLoop;
@@ -33,6 +33,7 @@ use crate::kvm::routes::VmIrqs;
 use crate::kvm::vcpu::Vcpu;
 use crate::kvm::vm::Host;
 use crate::memory::{self, Backing, GuestRam};
+use crate::output::Output;
 use crate::profile::{Profile, ProfiledSlots};
 use crate::run::{VcpuContext, VcpuThreads};
 use crate::signals::Signals;
@@ -149,7 +150,7 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     profile.mark("run ended");
     console.close();
     drop(threads);
-    console.flush();
+    console::write_last(&console);
     ended?;
     Ok(stop.take().unwrap_or(Outcome::Quit))
 }
@@ -185,7 +186,7 @@ fn serial_console(irqs: &VmIrqs) -> Result<Arc<ConsolePort>, Error> {
     let interrupt = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
         .map_err(Error::system("create an eventfd"))?;
     irqs.connect_edge(&interrupt, layout::COM1_GSI)?;
-    let port = SerialPort::new(interrupt, Output(io::stdout()))
+    let port = SerialPort::new(interrupt, Output::new(io::stdout()))
         .map_err(Error::system("create an eventfd"))?;
     Ok(Arc::new(port))
 }
