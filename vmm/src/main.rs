@@ -3,6 +3,9 @@
 //! [`config`] reads the command line, [`machine`] builds and runs the machine, and this file turns
 //! the result into a message and an exit code.
 
+// They panic when their end of a pipe is closed; see `output`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod config;
 mod console;
 mod device_events;
@@ -59,12 +62,12 @@ fn main() -> ExitCode {
 fn report(outcome: &Outcome) -> ExitCode {
     match outcome {
         Outcome::Failed(error) => say(error),
-        Outcome::Crashed(how) => eprintln!("mini-vmm: the guest crashed: {how}"),
+        Outcome::Crashed(how) => output::message(&format!("mini-vmm: the guest crashed: {how}\n")),
         Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Signal(_) => {}
     }
     ExitCode::from(outcome.code())
 }
 
 fn say(error: &Error) {
-    eprintln!("mini-vmm: {}", chain(error));
+    output::message(&format!("mini-vmm: {}\n", chain(error)));
 }

@@ -11,6 +11,28 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 /// What a pipe surely takes when poll(2) calls it writable (a page, fs/pipe.c, pipe_poll).
 const CHUNK: usize = 4096;
 
+/// How long a message waits for standard error to take more of it.
+const PATIENCE: u16 = 1000;
+
+/// Writes `text` to standard error. What nobody reads is dropped: there is nobody else to tell.
+pub fn message(text: &str) {
+    let _ = Output::new(io::stderr()).write_patiently(text.as_bytes());
+}
+
+/// Standard error as [`message`] writes to it.
+pub struct Messages;
+
+impl Write for Messages {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let _ = Output::new(io::stderr()).write_patiently(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// An open file to write to.
 pub struct Output<F> {
     file: F,
@@ -35,6 +57,29 @@ impl<F: AsFd> Output<F> {
             Err(Errno::EINTR) => Ok(false),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Writes all of `bytes`; gives up when nothing more is taken for [`PATIENCE`] milliseconds.
+    fn write_patiently(&mut self, bytes: &[u8]) -> io::Result<()> {
+        // A whole line at once, also on a terminal: other output must not get into it.
+        for mut rest in bytes.chunks(CHUNK) {
+            while !rest.is_empty() {
+                if !self.is_ready(PATIENCE.into())? {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                match self.write(rest) {
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Ok(written) => rest = rest.get(written..).unwrap_or_default(),
+                    Err(error)
+                        if matches!(
+                            error.kind(),
+                            io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                        ) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -84,5 +129,21 @@ pub(crate) mod tests {
         drop(reader);
         let error = output.try_write(b"text").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn a_message_is_written_whole_or_given_up() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let reading = std::thread::spawn(move || {
+            let mut text = Vec::new();
+            reader.read_to_end(&mut text).map(|_| text.len())
+        });
+        let long = vec![b'x'; 100 * CHUNK + 1];
+        Output::new(writer).write_patiently(&long).unwrap();
+        assert_eq!(reading.join().unwrap().unwrap(), long.len());
+
+        let (_reader, writer) = full_pipe();
+        let error = Output::new(writer).write_patiently(b"x").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

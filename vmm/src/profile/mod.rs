@@ -21,6 +21,7 @@ use nix::unistd::{SysconfVar, sysconf};
 use parking_lot::Mutex;
 
 use crate::options::{BootProfile, ProfileForm, ProfileMoment};
+use crate::output;
 
 pub use calls::{ProfiledIommu, ProfiledSlots};
 pub use pci::ProfiledFunction;
@@ -144,7 +145,7 @@ impl Profile {
 
     fn print(&self, form: ProfileForm) {
         if !self.printed.swap(true, Ordering::Relaxed) {
-            eprint!("{}", report::report(self, form));
+            output::message(&report::report(self, form));
         }
     }
 
