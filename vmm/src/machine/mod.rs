@@ -44,8 +44,8 @@ use assigned::{Opening, Placed};
 /// Builds the machine that `config` describes, runs it, and tells how it ended.
 pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let stop = Arc::new(Stop::new().map_err(Error::system("create an eventfd"))?);
-    // Before any thread, so that every thread leaves these signals to the event loop.
-    let signals = Signals::block(Arc::clone(&stop)).map_err(Error::system("block signals"))?;
+    // Before any other thread, so that every thread leaves these signals to that one.
+    let signals = Signals::take(Arc::clone(&stop)).map_err(Error::system("block signals"))?;
     let cpus = config.cpus.0;
 
     let mut source = {
@@ -126,9 +126,9 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         create_vcpus(&vm, &host, &cpuid, &entry)?
     };
 
+    let signals_end_run = signals.end_run();
     let terminal = RawTerminal::enter().map_err(Error::system("set the terminal to raw mode"))?;
     let mut events = EventLoop::new(Arc::clone(&stop))?;
-    events.add(Box::new(signals));
     let input = Console::new(Arc::clone(&console), terminal.is_some(), Arc::clone(&stop))
         .map_err(Error::system("create a timer"))?;
     events.add(Box::new(input));
@@ -147,6 +147,8 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     };
     let threads = VcpuThreads::start(vcpus, context)?;
     let ended = events.run();
+    // From now on a second signal ends the process, should the rest take long.
+    drop(signals_end_run);
     profile.mark("run ended");
     console.close();
     drop(threads);
