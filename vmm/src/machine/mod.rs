@@ -39,7 +39,7 @@ use crate::run::{VcpuContext, VcpuThreads};
 use crate::signals::Signals;
 use crate::stop::{Outcome, Stop};
 use crate::terminal::RawTerminal;
-use assigned::{Opening, Placed};
+use assigned::{Installed, Opening, Placed};
 
 /// Builds the machine that `config` describes, runs it, and tells how it ended.
 pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
@@ -142,7 +142,7 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         ports,
         mmio,
         stop: Arc::clone(&stop),
-        on_fault: None,
+        on_fault: installed.as_ref().map(Installed::fault_handler),
         profile: Arc::clone(profile),
     };
     let threads = VcpuThreads::start(vcpus, context)?;
