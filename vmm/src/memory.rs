@@ -27,6 +27,22 @@ const POPULATE_CHUNK: u64 = 64 * MIB;
 /// Guest RAM cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
+    /// The huge pages that were free a moment ago are not any more.
+    #[error(
+        "guest memory needs {needed} huge pages of {} for {range}, and they are no longer free: \
+         reserve more in {pool}/nr_hugepages",
+        if *size == GIB { "1G" } else { "2M" }
+    )]
+    PagesTaken {
+        /// Pages needed.
+        needed: u64,
+        /// Bytes of a page.
+        size: u64,
+        /// Which guest-physical addresses.
+        range: AddressRange,
+        /// The pool's directory.
+        pool: String,
+    },
     /// A call failed.
     #[error("cannot {what} for {range} of guest memory")]
     Call {
@@ -187,7 +203,8 @@ impl GuestRam {
         let mut regions = Vec::new();
         for range in layout {
             let failed = |what| move |source| call_failed(what, *range, source);
-            let map = map_range(range, backing).map_err(failed("map memory"))?;
+            let map =
+                map_range(range, backing).map_err(|error| map_failed(*range, backing, error))?;
             // Fails where the kernel has no transparent huge pages; small pages then.
             let _ = map.advise(0, map.len(), libc::MADV_HUGEPAGE);
             let region = region_of(&map).map_err(failed("map memory"))?;
@@ -271,6 +288,22 @@ fn call_failed(what: &'static str, range: AddressRange, source: io::Error) -> Me
     }
 }
 
+/// mmap(2) reserves huge pages, or says ENOMEM.
+fn map_failed(range: AddressRange, backing: Backing, source: io::Error) -> MemoryError {
+    match backing {
+        Backing::Huge(pages) if source.raw_os_error() == Some(libc::ENOMEM) => {
+            let size = pages.bytes();
+            MemoryError::PagesTaken {
+                needed: range.len().div_ceil(size),
+                size,
+                range,
+                pool: format!("/sys/kernel/mm/hugepages/hugepages-{}kB", size >> 10),
+            }
+        }
+        _ => call_failed("map memory", range, source),
+    }
+}
+
 fn map_range(range: &AddressRange, backing: Backing) -> io::Result<HostMap> {
     let alignment = Alignment {
         modulus: GIB,
@@ -284,7 +317,10 @@ fn map_range(range: &AddressRange, backing: Backing) -> io::Result<HostMap> {
     };
     let file = File::from(memfd_create(c"guest-ram", flags | MFdFlags::MFD_CLOEXEC)?);
     file.set_len(range.len())?;
-    let map = HostMap::of_file(file.as_fd(), 0, range.len(), alignment)?;
+    let map = match backing {
+        Backing::Huge(_) => HostMap::of_huge_pages(file.as_fd(), range.len(), alignment)?,
+        _ => HostMap::of_file(file.as_fd(), 0, range.len(), alignment)?,
+    };
     Ok(map.with_dma_file(DmaFile::Memory(file.into())))
 }
 
@@ -322,6 +358,22 @@ mod tests {
             ram.populate(2).unwrap();
             assert_eq!(ram.access().read_obj::<u64>(at).unwrap(), 7);
             assert!(ram.access().write_obj(7u64, GuestAddress(4 * MIB)).is_err());
+        }
+    }
+
+    #[test]
+    fn huge_pages_that_are_not_there_are_missed_when_they_are_mapped() {
+        let (range, backing) = (
+            AddressRange::new(0, 1 << 42),
+            Backing::Huge(HugePages::Size2M),
+        );
+        let error = map_failed(range, backing, map_range(&range, backing).unwrap_err());
+        // A kernel without huge pages has no such files at all.
+        if let MemoryError::PagesTaken { needed, .. } = error {
+            assert_eq!(needed, 1 << 21);
+            let text = error.to_string();
+            assert!(text.contains("huge pages of 2M"), "{text}");
+            assert!(text.contains("hugepages-2048kB/nr_hugepages"), "{text}");
         }
     }
 

@@ -63,13 +63,20 @@ impl HostMap {
         alignment: Alignment,
     ) -> io::Result<Self> {
         let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-        Self::place(len, alignment, libc::MAP_SHARED, file.as_raw_fd(), offset)
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        Self::place(len, alignment, flags, file.as_raw_fd(), offset)
+    }
+
+    /// Maps `len` bytes of `file`, which lies on hugetlbfs or is a memfd of huge pages. The pages
+    /// are reserved: none is missing when it is touched (Documentation/mm/hugetlbfs_reserv.rst).
+    pub fn of_huge_pages(file: BorrowedFd<'_>, len: u64, alignment: Alignment) -> io::Result<Self> {
+        Self::place(len, alignment, libc::MAP_SHARED, file.as_raw_fd(), 0)
     }
 
     /// Maps `len` bytes of private anonymous memory, excluded from any fork (MADV_DONTFORK): a
     /// copy-on-write copy would part the guest's view from a device's.
     pub fn anonymous(len: u64, alignment: Alignment) -> io::Result<Self> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let map = Self::place(len, alignment, flags, -1, 0)?;
         map.advise(0, len, libc::MADV_DONTFORK)?;
         Ok(map)
@@ -111,7 +118,7 @@ impl HostMap {
             Some(address),
             len,
             libc::PROT_READ | libc::PROT_WRITE,
-            flags | libc::MAP_NORESERVE,
+            flags,
             fd,
             offset,
         )?;
