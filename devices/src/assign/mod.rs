@@ -185,6 +185,17 @@ impl Assignment {
         &self.functions
     }
 
+    /// Which BAR answers at the guest-physical address `gpa`, and the offset in it, for messages:
+    /// `0000:41:00.0 BAR 2 + 0x1000`.
+    pub fn describe(&self, gpa: u64) -> Option<String> {
+        let (key, offset) = self.engine.find_memory(gpa)?;
+        let bdf = self.functions.get(key.device)?.bdf();
+        Some(match key.bar {
+            ROM => format!("{bdf} expansion ROM + {offset:#x}"),
+            bar => format!("{bdf} BAR {bar} + {offset:#x}"),
+        })
+    }
+
     /// What answers accesses that trap, for the memory bus: each window with its range.
     pub fn memory_windows(&self) -> Vec<(Range, Arc<BarWindow>)> {
         let windows = self.windows.memory.iter();
@@ -312,4 +323,21 @@ fn function(
         msix_bars,
     )
     .with_rom(device.rom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{GIB, RAM, Rig, bdf};
+    use super::*;
+    use crate::fake::FakeDeviceSpec;
+
+    #[test]
+    fn an_address_is_described_by_device_bar_and_offset() {
+        let specs = (1..=2).map(|device| FakeDeviceSpec::gpu(bdf(device), 16 * GIB));
+        let rig = Rig::new(specs.collect(), DeviceOptions::default());
+        let at = rig.placed(1, 2) + 0x1000;
+        let found = rig.assignment.describe(at);
+        assert_eq!(found.as_deref(), Some("0000:00:02.0 BAR 2 + 0x1000"));
+        assert_eq!(rig.assignment.describe(RAM.start()), None);
+    }
 }
