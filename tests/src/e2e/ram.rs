@@ -68,7 +68,7 @@ fn mapping() -> Vec<Test> {
             format!(
                 "{IMAGE}
                  GUEST_CPUS=2 guest '{READ_DISK}; echo UPTIME $(cut -d. -f1 /proc/uptime);
-                     dmesg | grep -iw -e stall -e stalls -e lockup -e hung -e blocked | sed s/^/NOTICED./' \\
+                     dmesg | grep -iw -e stal[l] -e stal[l]s -e locku[p] -e hun[g] -e blocke[d] | sed s/^/NOTICED./' \\
                      --vfio $LAB_BDF_nvme --test-hold-dma-gate 60"
             ),
             |outcome| {
