@@ -335,6 +335,7 @@ mod tests {
     fn an_address_is_described_by_device_bar_and_offset() {
         let specs = (1..=2).map(|device| FakeDeviceSpec::gpu(bdf(device), 16 * GIB));
         let rig = Rig::new(specs.collect(), DeviceOptions::default());
+        rig.write_command(1, 2);
         let at = rig.placed(1, 2) + 0x1000;
         let found = rig.assignment.describe(at);
         assert_eq!(found.as_deref(), Some("0000:00:02.0 BAR 2 + 0x1000"));
