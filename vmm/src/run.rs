@@ -26,7 +26,7 @@ const KICK_INTERVAL: Duration = Duration::from_micros(200);
 /// Called when the kernel has no memory for an address that the guest touched (a device's BAR was
 /// taken away from us), with the guest-physical address where the kernel tells it. Returns what the
 /// user should know of it: whose memory it is.
-pub type FaultHandler = Box<dyn Fn(Option<u64>) -> Option<String> + Send + Sync>;
+pub type FaultHandler = Box<dyn Fn(Option<u64>) -> String + Send + Sync>;
 
 /// What all vCPUs share.
 pub struct VcpuContext {
@@ -175,7 +175,7 @@ fn tell_held_up(vcpu: &Vcpu) {
 }
 
 fn on_fault(vcpu: &Vcpu, context: &VcpuContext, gpa: Option<u64>) -> Outcome {
-    let known = context.on_fault.as_ref().and_then(|handler| handler(gpa));
+    let known = context.on_fault.as_ref().map(|handler| handler(gpa));
     broken(vcpu, no_memory(gpa, known, &vcpu.place()))
 }
 

@@ -185,7 +185,7 @@ impl Assignment {
         &self.functions
     }
 
-    /// Which BAR answers at the guest-physical address `gpa`, and the offset in it, for messages:
+    /// Which BAR decodes the guest-physical address `gpa`, and the offset in it, for messages:
     /// `0000:41:00.0 BAR 2 + 0x1000`.
     pub fn describe(&self, gpa: u64) -> Option<String> {
         let (key, offset) = self.engine.find_memory(gpa)?;
@@ -330,12 +330,13 @@ mod tests {
     use super::testing::{GIB, RAM, Rig, bdf};
     use super::*;
     use crate::fake::FakeDeviceSpec;
+    use crate::pci::spec::Command;
 
     #[test]
     fn an_address_is_described_by_device_bar_and_offset() {
         let specs = (1..=2).map(|device| FakeDeviceSpec::gpu(bdf(device), 16 * GIB));
         let rig = Rig::new(specs.collect(), DeviceOptions::default());
-        rig.write_command(1, 2);
+        rig.write_command(1, Command::MEMORY.bits());
         let at = rig.placed(1, 2) + 0x1000;
         let found = rig.assignment.describe(at);
         assert_eq!(found.as_deref(), Some("0000:00:02.0 BAR 2 + 0x1000"));

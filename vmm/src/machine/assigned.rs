@@ -257,26 +257,22 @@ impl Installed {
     }
 }
 
-/// `describe` finds the BAR at an address. Older kernels do not tell the address: then all
-/// `devices` are named.
+/// `describe` finds the BAR that decodes an address. Where there is none (older kernels do not
+/// even tell the address) all `devices` are named.
 fn missing_memory(
     gpa: Option<u64>,
     describe: impl Fn(u64) -> Option<String>,
     devices: &[Bdf],
-) -> Option<String> {
-    let Some(gpa) = gpa else {
-        let names: Vec<String> = devices.iter().map(Bdf::to_string).collect();
-        return Some(format!(
-            "it may be in a BAR of {} that the host took away: see `dmesg` there for errors of \
-             the device, a reset or an unbind",
-            names.join(" or ")
-        ));
-    };
-    let bar = describe(gpa)?;
-    Some(format!(
-        "it is {bar}, which the host took away: see `dmesg` there for errors of the device, a \
-         reset or an unbind"
-    ))
+) -> String {
+    const LOOK: &str = "see `dmesg` of the host for errors of the device, a reset or an unbind";
+    match gpa.and_then(describe) {
+        Some(bar) => format!("it is {bar}, which the host took away: {LOOK}"),
+        None => {
+            let names: Vec<String> = devices.iter().map(Bdf::to_string).collect();
+            let names = names.join(" or ");
+            format!("it may be a BAR of {names} that the host took away: {LOOK}")
+        }
+    }
 }
 
 /// The PCI bus: host bridge, assigned functions, configuration space by ECAM and by port, and the
@@ -393,15 +389,14 @@ mod tests {
         let devices: Vec<Bdf> = ["41:00.0", "42:00.0"]
             .map(|bdf| bdf.parse().unwrap())
             .into();
-        let known = missing_memory(Some(0x1000), bar, &devices).unwrap();
-        assert!(known.contains("0000:41:00.0 BAR 2"), "{known}");
+        let known = missing_memory(Some(0x1000), bar, &devices);
+        assert!(known.contains("is 0000:41:00.0 BAR 2"), "{known}");
         assert!(known.contains("dmesg"), "{known}");
-        assert_eq!(missing_memory(Some(0x2000), bar, &devices), None);
-        let unknown = missing_memory(None, bar, &devices).unwrap();
-        assert!(
-            unknown.contains("0000:41:00.0 or 0000:42:00.0"),
-            "{unknown}"
-        );
-        assert!(unknown.contains("dmesg"), "{unknown}");
+        for gpa in [None, Some(0x2000)] {
+            let unknown = missing_memory(gpa, bar, &devices);
+            let devices = "0000:41:00.0 or 0000:42:00.0";
+            assert!(unknown.contains(devices), "{unknown}");
+            assert!(unknown.contains("dmesg"), "{unknown}");
+        }
     }
 }
