@@ -25,3 +25,4 @@ pub mod range;
 pub mod rate;
 pub mod serial;
 pub mod sys;
+mod threads;

@@ -9,7 +9,7 @@
 //! taken is to be offered again when `attention` is signalled.
 //!
 //! Invariant: neither the event loop nor the exit path waits for the guest's output to be read by
-//! whoever is at the other end; only the vCPU that writes does.
+//! whoever is at the other end; only the vCPU that writes does, until [`SerialPort::close`].
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -69,6 +69,12 @@ impl SerialEvents for Events {
     }
 }
 
+/// Where output goes.
+pub trait TryWrite: Write + Send {
+    /// Writes what of `bytes` can be written without waiting; `WouldBlock` when nothing can.
+    fn try_write(&mut self, bytes: &[u8]) -> io::Result<usize>;
+}
+
 /// Gathers bytes into lines.
 struct Lines<W> {
     out: W,
@@ -77,28 +83,52 @@ struct Lines<W> {
     closing: Arc<AtomicBool>,
 }
 
-impl<W: Write> Lines<W> {
+impl<W: TryWrite> Lines<W> {
+    /// Writes what was gathered, and waits for it.
     fn write_out(&mut self) {
         let mut rest = &self.buffer[..];
         while !rest.is_empty() {
             match self.out.write(rest) {
-                Ok(0) => break,
+                Ok(0) => rest = &[],
                 Ok(written) => rest = &rest[written..],
-                // A vCPU is being stopped: do not keep it here.
+                // A vCPU is being stopped: do not keep it here. The rest is left for a flush.
                 Err(_) if self.closing.load(Ordering::Relaxed) => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
                 // Nobody is at the other end any more: the guest must go on.
-                Err(_) => break,
+                Err(_) => rest = &[],
             }
         }
-        self.buffer.clear();
+        let left = rest.len();
+        self.buffer.drain(..self.buffer.len() - left);
+    }
+
+    /// Writes what was gathered as far as it can be without waiting. Returns whether all was.
+    fn try_write_out(&mut self) -> bool {
+        while !self.buffer.is_empty() {
+            match self.out.try_write(&self.buffer) {
+                Ok(written) if written > 0 => {
+                    self.buffer.drain(..written.min(self.buffer.len()));
+                }
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                    ) =>
+                {
+                    return false;
+                }
+                // Nobody is at the other end any more.
+                _ => self.buffer.clear(),
+            }
+        }
+        true
     }
 }
 
-impl<W: Write> Write for Lines<W> {
+impl<W: TryWrite> Write for Lines<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let first = self.buffer.is_empty();
         self.buffer.extend_from_slice(bytes);
@@ -117,13 +147,13 @@ impl<W: Write> Write for Lines<W> {
 }
 
 /// A serial port. `W` is where output goes.
-pub struct SerialPort<W: Write + Send> {
+pub struct SerialPort<W: TryWrite> {
     device: Mutex<Serial<Line, Events, Lines<W>>>,
     attention: Arc<Attention>,
     closing: Arc<AtomicBool>,
 }
 
-impl<W: Write + Send> SerialPort<W> {
+impl<W: TryWrite> SerialPort<W> {
     /// A port that raises `interrupt` (edge triggered) and writes to `out`.
     pub fn new(interrupt: EventFd, out: W) -> io::Result<Self> {
         let attention = Arc::new(Attention {
@@ -169,31 +199,27 @@ impl<W: Write + Send> SerialPort<W> {
         taken
     }
 
-    /// Writes what was gathered. Returns false when a vCPU holds the port: try again later.
+    /// Writes what was gathered as far as it can be without waiting. Returns false when something
+    /// is left, or a vCPU holds the port: try again later.
     pub fn flush(&self) -> bool {
-        match self.device.try_lock() {
-            Some(mut device) => {
-                device.writer_mut().write_out();
-                true
-            }
-            None => false,
-        }
+        let device = self.device.try_lock();
+        device.is_some_and(|mut device| device.writer_mut().try_write_out())
     }
 
     /// From now on a write that a signal interrupts is given up, so that a vCPU which waits for a
-    /// full pipe can be stopped.
+    /// full pipe can be stopped; [`SerialPort::flush`] may still write it.
     pub fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
     }
 }
 
 /// Whether the guest's driver takes input. Reading these two registers has no side effect.
-fn receives<W: Write>(device: &mut Serial<Line, Events, Lines<W>>) -> bool {
+fn receives<W: TryWrite>(device: &mut Serial<Line, Events, Lines<W>>) -> bool {
     let latch = device.read(LINE_CONTROL) & LCR_DIVISOR_LATCH != 0;
     !latch && device.read(INTERRUPT_ENABLE) & IER_RECEIVED_DATA != 0
 }
 
-impl<W: Write + Send> BusDevice for SerialPort<W> {
+impl<W: TryWrite> BusDevice for SerialPort<W> {
     fn read(&self, offset: u64, data: &mut [u8]) {
         // The registers are bytes; wider accesses are not answered.
         if let [byte] = data {
@@ -232,13 +258,54 @@ mod tests {
         }
     }
 
+    impl TryWrite for Sink {
+        fn try_write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.write(bytes)
+        }
+    }
+
+    /// Takes `room` bytes; a write of more waits and is interrupted.
+    #[derive(Clone, Default)]
+    struct Narrow {
+        room: Arc<Mutex<usize>>,
+        taken: Sink,
+    }
+
+    impl Write for Narrow {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let room = &mut *self.room.lock();
+            let fits = bytes.len().min(*room);
+            if fits == 0 {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            *room -= fits;
+            self.taken.write(&bytes[..fits])
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl TryWrite for Narrow {
+        fn try_write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.write(bytes)
+                .map_err(|_| io::ErrorKind::WouldBlock.into())
+        }
+    }
+
+    fn narrow_port() -> (SerialPort<Narrow>, Narrow) {
+        let out = Narrow::default();
+        let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        (SerialPort::new(interrupt, out.clone()).unwrap(), out)
+    }
+
     fn port() -> (SerialPort<Sink>, Sink) {
         let sink = Sink::default();
         let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         (SerialPort::new(interrupt, sink.clone()).unwrap(), sink)
     }
 
-    fn print<W: Write + Send>(port: &SerialPort<W>, text: &str) {
+    fn print<W: TryWrite>(port: &SerialPort<W>, text: &str) {
         for byte in text.bytes() {
             port.write(0, &[byte]);
         }
@@ -296,11 +363,50 @@ mod tests {
     }
 
     #[test]
+    fn a_flush_writes_what_fits_and_keeps_the_rest() {
+        let (port, out) = narrow_port();
+        print(&port, "login: ");
+        assert!(!port.flush());
+        *out.room.lock() = 3;
+        assert!(!port.flush());
+        *out.room.lock() = 10;
+        assert!(port.flush());
+        assert_eq!(*out.taken.0.lock(), [b"log".to_vec(), b"in: ".to_vec()]);
+    }
+
+    #[test]
+    fn what_a_stopped_vcpu_could_not_write_is_left_for_the_last_flush() {
+        let (port, out) = narrow_port();
+        port.close();
+        *out.room.lock() = 2;
+        print(&port, "down\n");
+        *out.room.lock() = 10;
+        assert!(port.flush());
+        assert_eq!(*out.taken.0.lock(), [b"do".to_vec(), b"wn\n".to_vec()]);
+    }
+
+    #[test]
     fn output_to_a_closed_pipe_is_lost_and_the_guest_goes_on() {
+        struct Closed(std::io::PipeWriter);
+        impl Write for Closed {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.write(bytes)
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        impl TryWrite for Closed {
+            fn try_write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.write(bytes)
+            }
+        }
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
-        let port = SerialPort::new(EventFd::new(0).unwrap(), writer).unwrap();
+        let port = SerialPort::new(EventFd::new(0).unwrap(), Closed(writer)).unwrap();
         print(&port, "a\nb\n");
+        print(&port, "c");
+        assert!(port.flush());
     }
 
     #[test]

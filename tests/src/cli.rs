@@ -20,8 +20,15 @@ pub struct Cli {
 pub enum Command {
     /// Fetch QEMU and kernels, build the images; does nothing when all is there.
     Setup {
-        /// Kernels to set up (7.3, 6.12, 6.1), separated by commas.
-        #[arg(long, value_delimiter = ',', default_value = "7.3")]
+        /// Kernels to set up (7.3, 6.12, 6.1, iommufd), separated by commas.
+        ///
+        /// iommufd is built from the distribution's source, which takes 10 minutes or more, once.
+        #[arg(
+            long,
+            visible_alias = "host-kernel",
+            value_delimiter = ',',
+            default_value = "7.3"
+        )]
         kernels: Vec<String>,
     },
     /// Run a command in L1, with the repository as working directory.
@@ -50,7 +57,7 @@ pub struct RunArgs {
 /// What machine to build.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct MachineArgs {
-    /// L1's kernel: 7.3, 6.12 or 6.1.
+    /// L1's kernel: 7.3, 6.12, 6.1, or iommufd (built once, 10 minutes or more).
     #[arg(long, value_name = "NAME", default_value = "7.3")]
     pub host_kernel: String,
     /// Fake GPUs (pci-testdev) to assign.

@@ -22,8 +22,7 @@ in 41:00.0, 0000:41:00.0 or by its path under /sys. Options, separated by commas
   no-mmap[=N]            BAR N, or all, trap at every access: slow, for debugging
   barN=host|0xADDRESS    BAR N lies at its host address, or there, in the guest
   rom=off|on|FILE        the expansion ROM: not shown (off), the device's, or the contents of FILE
-  gpudirect-clique=N     NVIDIA's driver may use peer-to-peer among GPUs of clique N, 0 to 15
-  id=NAME                a name for messages";
+  gpudirect-clique=N     NVIDIA's driver may use peer-to-peer among GPUs of clique N, 0 to 15";
 
 /// Starts a Linux guest with PCI devices of this machine assigned to it.
 #[derive(Clone, Debug, Parser)]
@@ -62,7 +61,7 @@ pub struct Config {
     )]
     pub memory: MemoryOption,
 
-    /// Virtual CPUs
+    /// Virtual CPUs, 255 at most
     #[arg(long, value_name = "N", default_value = "1")]
     pub cpus: Cpus,
 

@@ -4,40 +4,39 @@
 //! held back instead of bytes being lost. epoll refuses files and /dev/null: those are read by a
 //! thread and come through a pipe.
 
-use std::io::{self, PipeReader, Read, Stdin, Write};
+use std::io::{self, PipeReader, Read, Stdin, Stdout};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use devices::serial::SerialPort;
+use devices::serial::{SerialPort, TryWrite};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use vmm_sys_util::timerfd::TimerFd;
 
 use crate::events;
+use crate::output::Output;
 use crate::stop::{Outcome, Stop};
 
 /// How long a prompt may wait to be written, and refused input to be offered again.
 const PAUSE: Duration = Duration::from_millis(5);
+/// How long the end of a run waits for its output to be read.
+const LAST_WAIT: Duration = Duration::from_millis(200);
 const CHUNK: usize = 4096;
 
 const INPUT: u32 = 0;
 const ATTENTION: u32 = 1;
 const TIMER: u32 = 2;
 
-/// The guest's console port.
-pub type ConsolePort = SerialPort<Output>;
+/// The guest's console port. It writes to standard output, which does not gather lines here: the
+/// port does.
+pub type ConsolePort = SerialPort<Output<Stdout>>;
 
-/// Standard output, unbuffered: the port gathers lines itself.
-pub struct Output(pub io::Stdout);
-
-impl Write for Output {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(nix::unistd::write(&self.0, bytes)?)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+/// Writes what `port` has left, at the end of a run. What nobody reads is dropped.
+pub fn write_last(port: &SerialPort<impl TryWrite>) {
+    let begin = Instant::now();
+    while !port.flush() && begin.elapsed() < LAST_WAIT {
+        thread::sleep(PAUSE);
     }
 }
 
@@ -267,6 +266,29 @@ impl Escape {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::tests::full_pipe;
+    use devices::bus::BusDevice;
+    use vmm_sys_util::eventfd::EventFd;
+
+    #[test]
+    fn the_end_does_not_wait_for_a_pipe_that_nobody_reads() {
+        let (mut reader, writer) = full_pipe();
+        let port = SerialPort::new(EventFd::new(0).unwrap(), Output::new(writer)).unwrap();
+        port.write(0, b"#");
+        let begin = Instant::now();
+        assert!(!port.flush());
+        write_last(&port);
+        assert!(begin.elapsed() >= LAST_WAIT);
+
+        let reading = thread::spawn(move || {
+            let mut text = Vec::new();
+            reader.read_to_end(&mut text).map(|_| text)
+        });
+        write_last(&port);
+        drop(port);
+        let text = reading.join().unwrap().unwrap();
+        assert_eq!(text.last(), Some(&b'#'));
+    }
 
     fn typed(keys: &[u8]) -> (Vec<u8>, bool) {
         let (mut escape, mut bytes, mut quit) = (Escape::default(), Vec::new(), false);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use devices::assign::function::AssignedFunction;
 use devices::assign::ports::IrqIndex;
 use devices::pci::address::Bdf;
+use devices::rate::RateLimit;
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -21,6 +22,21 @@ struct Watched {
     bdf: Bdf,
     kind: IrqIndex,
     event: EventFd,
+    repeats: Repeats,
+}
+
+/// Keeps a device that reports without end from filling the log and our memory.
+#[derive(Default)]
+struct Repeats {
+    messages: RateLimit,
+    noted: bool,
+}
+
+impl Repeats {
+    /// Whether the profile has no note of it yet.
+    fn is_first(&mut self) -> bool {
+        !std::mem::replace(&mut self.noted, true)
+    }
 }
 
 /// The events of all assigned devices.
@@ -43,7 +59,12 @@ impl DeviceEvents {
             let bdf = function.bdf();
             for kind in [IrqIndex::Error, IrqIndex::Request] {
                 match function.watch(kind) {
-                    Ok(event) => watched.extend(event.map(|event| Watched { bdf, kind, event })),
+                    Ok(event) => watched.extend(event.map(|event| Watched {
+                        bdf,
+                        kind,
+                        event,
+                        repeats: Repeats::default(),
+                    })),
                     Err(error) => tracing::warn!(
                         "{bdf}: the host's events for it will not be seen: {error}: {}",
                         error.source
@@ -57,21 +78,27 @@ impl DeviceEvents {
             profile,
         }
     }
+}
 
-    fn tell(&self, bdf: Bdf, kind: IrqIndex) {
-        match kind {
+impl Watched {
+    fn tell(&mut self, stop: &Stop, profile: &Profile) {
+        let bdf = self.bdf;
+        match self.kind {
             IrqIndex::Request => {
-                self.profile
-                    .note(format!("{bdf}: the host asked for it back"));
-                self.stop
-                    .request(Outcome::Failed(Error::DeviceRequested(bdf)));
+                if self.repeats.is_first() {
+                    profile.note(format!("{bdf}: the host asked for it back"));
+                }
+                stop.request(Outcome::Failed(Error::DeviceRequested(bdf)));
             }
             _ => {
-                self.profile
-                    .note(format!("{bdf}: reported an uncorrectable error"));
-                tracing::error!(
-                    "{bdf}: the device reported an uncorrectable error (see `dmesg`); the guest goes on and may need to reset it"
-                );
+                if self.repeats.is_first() {
+                    profile.note(format!("{bdf}: reported an uncorrectable error"));
+                }
+                if self.repeats.messages.allow() {
+                    tracing::error!(
+                        "{bdf}: the device reported an uncorrectable error (see `dmesg`); the guest goes on and may need to reset it"
+                    );
+                }
             }
         }
     }
@@ -88,10 +115,32 @@ impl MutEventSubscriber for DeviceEvents {
     }
 
     fn process(&mut self, events: Events, _: &mut EventOps) {
-        if let Some(watched) = self.watched.get(events.data() as usize) {
+        if let Some(watched) = self.watched.get_mut(events.data() as usize) {
             // Only to make it quiet; how often it was signalled does not matter.
             let _ = watched.event.read();
-            self.tell(watched.bdf, watched.kind);
+            watched.tell(&self.stop, &self.profile);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_events_is_noted_once_and_told_a_few_times() {
+        let (stop, profile) = (Stop::new().unwrap(), Profile::start());
+        for kind in [IrqIndex::Error, IrqIndex::Request] {
+            let mut watched = Watched {
+                bdf: Bdf::default(),
+                kind,
+                event: EventFd::new(0).unwrap(),
+                repeats: Repeats::default(),
+            };
+            (0..1000).for_each(|_| watched.tell(&stop, &profile));
+            assert!(!watched.repeats.messages.allow() || kind == IrqIndex::Request);
+        }
+        assert_eq!(profile.note_count(), 2);
+        assert!(stop.is_requested());
     }
 }

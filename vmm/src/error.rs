@@ -149,6 +149,7 @@ impl Error {
             Self::Usage(_) | Self::Image(_) | Self::Boot(_) | Self::Acpi(_) => Class::Usage,
             Self::Layout(LayoutError::Granularity { .. }) => Class::Usage,
             Self::Layout(LayoutError::TooLarge { .. })
+            | Self::Memory(MemoryError::PagesTaken { .. })
             | Self::Kvm { .. }
             | Self::KvmLacks { .. }
             | Self::MemoryCheck(_)

@@ -2,18 +2,21 @@
 //! messages that do.
 
 use std::fmt;
-use std::io;
 
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::output::Messages;
+
 /// Shows warnings and errors from now on.
 pub fn install() {
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(Level::WARN)
-        .with_writer(io::stderr)
+        .with_writer(|| Messages)
+        // They would be printed to the same place, with a panic when that fails.
+        .log_internal_errors(false)
         .event_format(Line)
         .finish();
     // Fails when one is installed already: then that one stays.

@@ -3,17 +3,22 @@
 //! [`config`] reads the command line, [`machine`] builds and runs the machine, and this file turns
 //! the result into a message and an exit code.
 
+// They panic when their end of a pipe is closed; see `output`.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod config;
 mod console;
 mod device_events;
 mod error;
 mod events;
 mod kvm;
+mod limits;
 mod log;
 mod machine;
 mod memory;
 mod memory_check;
 mod options;
+mod output;
 mod pauses;
 mod profile;
 mod ram_mapping;
@@ -36,6 +41,7 @@ fn main() -> ExitCode {
     let profile = Arc::new(Profile::start());
     terminal::install_panic_hook();
     log::install();
+    limits::raise_open_files();
     let config = match config::parse(std::env::args_os()) {
         Ok(Command::Run(config)) => config,
         Ok(Command::Print(text)) => {
@@ -60,12 +66,12 @@ fn main() -> ExitCode {
 fn report(outcome: &Outcome) -> ExitCode {
     match outcome {
         Outcome::Failed(error) => say(error),
-        Outcome::Crashed(how) => eprintln!("mini-vmm: the guest crashed: {how}"),
+        Outcome::Crashed(how) => output::message(&format!("mini-vmm: the guest crashed: {how}\n")),
         Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Signal(_) => {}
     }
     ExitCode::from(outcome.code())
 }
 
 fn say(error: &Error) {
-    eprintln!("mini-vmm: {}", chain(error));
+    output::message(&format!("mini-vmm: {}\n", chain(error)));
 }

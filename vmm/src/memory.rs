@@ -22,6 +22,22 @@ use crate::options::HugePages;
 /// Guest RAM cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
+    /// The huge pages that were free a moment ago are not any more.
+    #[error(
+        "guest memory needs {needed} huge pages of {} for {range}, and they are no longer free: \
+         reserve more in {pool}/nr_hugepages",
+        if *size == GIB { "1G" } else { "2M" }
+    )]
+    PagesTaken {
+        /// Pages needed.
+        needed: u64,
+        /// Bytes of a page.
+        size: u64,
+        /// Which guest-physical addresses.
+        range: AddressRange,
+        /// The pool's directory.
+        pool: String,
+    },
     /// A call failed.
     #[error("cannot {what} for {range} of guest memory")]
     Call {
@@ -131,7 +147,8 @@ impl GuestRam {
         let mut regions = Vec::new();
         for range in layout {
             let failed = |what| move |source| call_failed(what, *range, source);
-            let map = map_range(range, backing).map_err(failed("map memory"))?;
+            let map =
+                map_range(range, backing).map_err(|error| map_failed(*range, backing, error))?;
             // Fails where the kernel has no transparent huge pages; small pages then.
             let _ = map.advise(0, map.len(), libc::MADV_HUGEPAGE);
             if let Some(policy) = policy {
@@ -172,6 +189,22 @@ fn call_failed(what: &'static str, range: AddressRange, source: io::Error) -> Me
         what,
         range,
         source,
+    }
+}
+
+/// mmap(2) reserves huge pages, or says ENOMEM.
+fn map_failed(range: AddressRange, backing: Backing, source: io::Error) -> MemoryError {
+    match backing {
+        Backing::Huge(pages) if source.raw_os_error() == Some(libc::ENOMEM) => {
+            let size = pages.bytes();
+            MemoryError::PagesTaken {
+                needed: range.len().div_ceil(size),
+                size,
+                range,
+                pool: format!("/sys/kernel/mm/hugepages/hugepages-{}kB", size >> 10),
+            }
+        }
+        _ => call_failed("map memory", range, source),
     }
 }
 
@@ -262,6 +295,22 @@ mod tests {
     }
 
     #[test]
+    fn huge_pages_that_are_not_there_are_missed_when_they_are_mapped() {
+        let (range, backing) = (
+            AddressRange::new(0, 1 << 42),
+            Backing::Huge(HugePages::Size2M),
+        );
+        let error = map_failed(range, backing, map_range(&range, backing).unwrap_err());
+        // A kernel without huge pages has no such files at all.
+        if let MemoryError::PagesTaken { needed, .. } = error {
+            assert_eq!(needed, 1 << 21);
+            let text = error.to_string();
+            assert!(text.contains("huge pages of 2M"), "{text}");
+            assert!(text.contains("hugepages-2048kB/nr_hugepages"), "{text}");
+        }
+    }
+
+    #[test]
     fn terabytes_can_be_mapped_without_being_there() {
         let layout = [AddressRange::new(0, 1228 * GIB)];
         assert!(GuestRam::map(&layout, Backing::Private, None).is_ok());
@@ -276,9 +325,8 @@ mod tests {
         };
         for strict in [false, true] {
             let unknown = |error: &MemoryError| {
-                let MemoryError::Call { source, .. } = error;
                 // A kernel without NUMA.
-                source.raw_os_error() == Some(libc::ENOSYS)
+                matches!(error, MemoryError::Call { source, .. } if source.raw_os_error() == Some(libc::ENOSYS))
             };
             assert!(map(0, strict).as_ref().err().is_none_or(unknown));
             assert!(map(1023, strict).is_err());

@@ -196,8 +196,6 @@ pub struct VfioOption {
     pub p2p: P2p,
     /// Memory decode.
     pub decode: Decode,
-    /// A name for messages.
-    pub id: Option<String>,
     /// BARs that stay trapped.
     pub trapped: [bool; BAR_COUNT],
     /// BARs that must lie somewhere.
@@ -260,7 +258,6 @@ impl FromStr for VfioOption {
             bdf: device(parts.next().unwrap_or_default())?,
             p2p: P2p::default(),
             decode: Decode::default(),
-            id: None,
             trapped: [false; BAR_COUNT],
             fixed: [None; BAR_COUNT],
             rom: RomOption::Off,
@@ -296,7 +293,6 @@ impl FromStr for VfioOption {
                     let place = option.fixed.iter_mut().skip(bar).take(1);
                     place.for_each(|fixed| *fixed = Some(address));
                 }
-                Some(("id", name)) if !name.is_empty() => option.id = Some(name.to_owned()),
                 _ => return Err(format!("\"{part}\" is not an option of a device")),
             }
         }
@@ -385,11 +381,8 @@ mod tests {
 
     #[test]
     fn device_options_are_parsed_and_unknown_ones_refused() {
-        let option: VfioOption = "41:00.0,p2p=off,decode=strict,id=gpu0,rom=off"
-            .parse()
-            .unwrap();
+        let option: VfioOption = "41:00.0,p2p=off,decode=strict,rom=off".parse().unwrap();
         assert_eq!((option.p2p, option.decode), (P2p::Off, Decode::Strict));
-        assert_eq!(option.id.as_deref(), Some("gpu0"));
         let option: VfioOption = "41:00.0,rom=gpu.rom,gpudirect-clique=3".parse().unwrap();
         assert_eq!(option.rom, RomOption::File("gpu.rom".into()));
         assert_eq!(option.clique, Some(3));
@@ -408,6 +401,7 @@ mod tests {
             "41:00.0,gpudirect-clique=16",
             "41:00.0,gpudirect-clique=1,p2p=off",
             "41:00.0,x",
+            "41:00.0,id=gpu0",
             "41:00.0,",
         ] {
             assert!(text.parse::<VfioOption>().is_err(), "{text}");

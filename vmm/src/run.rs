@@ -24,9 +24,9 @@ use crate::stop::{Outcome, Stop};
 const KICK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Called when the kernel has no memory for an address that the guest touched (a device's BAR was
-/// taken away from us), with the guest-physical address where the kernel tells it. Returns whether
-/// the vCPU may try again.
-pub type FaultHandler = Box<dyn Fn(Option<u64>) -> bool + Send + Sync>;
+/// taken away from us), with the guest-physical address where the kernel tells it. Returns what the
+/// user should know of it: whose memory it is.
+pub type FaultHandler = Box<dyn Fn(Option<u64>) -> Option<String> + Send + Sync>;
 
 /// What all vCPUs share.
 pub struct VcpuContext {
@@ -150,10 +150,7 @@ fn run(mut vcpu: Vcpu, mut turn: Turn, context: &VcpuContext) {
         }
         let outcome = match vcpu.run(context, &turn) {
             None | Some(Pause::Interrupted) => continue,
-            Some(Pause::MemoryFault(gpa)) => match on_fault(&vcpu, context, gpa) {
-                None => continue,
-                Some(outcome) => outcome,
-            },
+            Some(Pause::MemoryFault(gpa)) => on_fault(&vcpu, context, gpa),
             Some(Pause::Shutdown) => Outcome::Crashed(format!("triple fault at {}", vcpu.place())),
             Some(Pause::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN)) => Outcome::PoweredOff,
             Some(Pause::SystemEvent(KVM_SYSTEM_EVENT_RESET)) => Outcome::Reset,
@@ -177,21 +174,18 @@ fn tell_held_up(vcpu: &Vcpu) {
     }
 }
 
-/// `None` when the vCPU may try again.
-fn on_fault(vcpu: &Vcpu, context: &VcpuContext, gpa: Option<u64>) -> Option<Outcome> {
-    if context
-        .on_fault
-        .as_ref()
-        .is_some_and(|handler| handler(gpa))
-    {
-        return None;
-    }
-    let place = vcpu.place();
-    let text = match gpa {
-        Some(gpa) => format!("no memory behind guest-physical address {gpa:#x}, {place}"),
-        None => format!("no memory behind an address that it touched (EFAULT), {place}"),
+fn on_fault(vcpu: &Vcpu, context: &VcpuContext, gpa: Option<u64>) -> Outcome {
+    let known = context.on_fault.as_ref().and_then(|handler| handler(gpa));
+    broken(vcpu, no_memory(gpa, known, &vcpu.place()))
+}
+
+fn no_memory(gpa: Option<u64>, known: Option<String>, place: &str) -> String {
+    let address = match gpa {
+        Some(gpa) => format!("guest-physical address {gpa:#x}"),
+        None => "an address that it touched (EFAULT)".to_owned(),
     };
-    Some(broken(vcpu, text))
+    let known = known.map_or(String::new(), |known| format!("; {known}"));
+    format!("no memory behind {address}, {place}{known}")
 }
 
 fn broken(vcpu: &Vcpu, text: String) -> Outcome {
@@ -199,4 +193,20 @@ fn broken(vcpu: &Vcpu, text: String) -> Outcome {
         id: vcpu.id(),
         reason: text.into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_told_with_address_place_and_what_is_known() {
+        let known = Some("it is a BAR".to_owned());
+        assert_eq!(
+            no_memory(Some(0x1000), known, "RIP 0"),
+            "no memory behind guest-physical address 0x1000, RIP 0; it is a BAR"
+        );
+        let unknown = no_memory(None, None, "RIP 0");
+        assert!(unknown.ends_with("(EFAULT), RIP 0"), "{unknown}");
+    }
 }

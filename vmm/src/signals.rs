@@ -1,14 +1,17 @@
-//! Signals that end mini-vmm, through the event loop, so that the terminal is restored and the
-//! threads are stopped.
+//! Signals that end mini-vmm. While the guest runs they end the run, so that the terminal is
+//! restored and the threads are stopped; before and after, when the main thread may be in a call
+//! that takes minutes, they end the process.
 
 use std::io;
+use std::process;
 use std::sync::Arc;
+use std::thread;
 
-use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
 use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use parking_lot::Mutex;
 
 use crate::stop::{Outcome, Stop};
+use crate::terminal;
 
 const ENDING: [Signal; 4] = [
     Signal::SIGTERM,
@@ -17,33 +20,53 @@ const ENDING: [Signal; 4] = [
     Signal::SIGQUIT,
 ];
 
-/// The ending signals as events.
+/// The thread that takes the ending signals.
 pub struct Signals {
-    descriptor: SignalFd,
-    stop: Arc<Stop>,
+    runs: Arc<Mutex<bool>>,
 }
 
 impl Signals {
-    /// Blocks the signals in this thread, and so in all threads that it starts from now on.
-    pub fn block(stop: Arc<Stop>) -> io::Result<Self> {
+    /// Blocks the signals in this thread, and so in all threads that it starts from now on but the
+    /// one that takes them.
+    pub fn take(stop: Arc<Stop>) -> io::Result<Self> {
         let set: SigSet = ENDING.into_iter().collect();
         set.thread_block()?;
-        let descriptor =
-            SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
-        Ok(Self { descriptor, stop })
+        let runs = Arc::new(Mutex::new(false));
+        let signals = Self {
+            runs: Arc::clone(&runs),
+        };
+        thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                // Fails only for a set that is none.
+                while let Ok(signal) = set.wait() {
+                    let outcome = Outcome::Signal(signal as i32);
+                    let runs = runs.lock();
+                    if *runs {
+                        stop.request(outcome);
+                    } else {
+                        // With the lock held: the run does not begin any more.
+                        terminal::restore();
+                        process::exit(outcome.code().into());
+                    }
+                }
+            })?;
+        Ok(signals)
+    }
+
+    /// Signals end the run, not the process, until the result is dropped.
+    pub fn end_run(&self) -> EndRun<'_> {
+        *self.runs.lock() = true;
+        EndRun(self)
     }
 }
 
-impl MutEventSubscriber for Signals {
-    fn init(&mut self, ops: &mut EventOps) {
-        if let Err(error) = ops.add(Events::new(&self.descriptor, EventSet::IN)) {
-            self.stop.request(crate::events::failed(error));
-        }
-    }
+/// See [`Signals::end_run`].
+#[must_use = "it lasts until it is dropped"]
+pub struct EndRun<'a>(&'a Signals);
 
-    fn process(&mut self, _: Events, _: &mut EventOps) {
-        if let Ok(Some(signal)) = self.descriptor.read_signal() {
-            self.stop.request(Outcome::Signal(signal.ssi_signo as i32));
-        }
+impl Drop for EndRun<'_> {
+    fn drop(&mut self) {
+        *self.0.runs.lock() = false;
     }
 }

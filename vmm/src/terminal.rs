@@ -5,6 +5,8 @@ use std::io::{self, IsTerminal};
 use nix::sys::termios::{self, OutputFlags, SetArg, Termios};
 use parking_lot::Mutex;
 
+use crate::output;
+
 /// How the terminal was; `Some` while it is raw. Global, because a panic hook has nothing else.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
@@ -55,6 +57,8 @@ pub fn install_panic_hook() {
             .location()
             .map_or(String::new(), |place| format!(" at {place}"));
         let what = panic.payload_as_str().unwrap_or("no message");
-        eprintln!("mini-vmm: internal error{place}: {what}; this is a bug, please report it");
+        output::message(&format!(
+            "mini-vmm: internal error{place}: {what}; this is a bug, please report it\n"
+        ));
     }));
 }

@@ -254,11 +254,6 @@ impl BarEngine {
         let state = &mut *self.state.lock();
         state.clock += 1;
         let addresses = &programmed.addresses;
-        state
-            .io
-            .program(device, programmed.io, addresses, state.clock);
-        *self.io_map.write() = state.io.decoded();
-
         let memory = &mut state.memory;
         let before: Vec<_> = memory.bars.iter().map(guest_side).collect();
         memory.program(device, programmed.memory, addresses, state.clock);
@@ -272,8 +267,13 @@ impl BarEngine {
                 (bar.programmed, bar.decode, bar.since) = old;
             }
             *self.memory_map.write() = memory.decoded();
+            return result;
         }
-        result
+        // Ports trap: nothing can fail any more.
+        let io = &mut state.io;
+        io.program(device, programmed.io, addresses, state.clock);
+        *self.io_map.write() = io.decoded();
+        Ok(())
     }
 
     /// After a reset of `device`: its dma-bufs were revoked, so that what is mapped through them

@@ -53,6 +53,7 @@ pub struct ConfigSpace {
     msi_offset: u16,
     power_control: Option<u16>,
     offers_reset: bool,
+    decoders: Command,
 }
 
 /// What a [`ConfigSpace`] is made from.
@@ -94,6 +95,7 @@ impl ConfigSpace {
             rom,
             msi_offset: caps.msi.as_ref().map_or(0, |cap| cap.offset),
             power_control: caps.pm.as_ref().map(|cap| cap.offset + pm::CONTROL),
+            decoders: decoders(setup.bars),
             offers_reset: setup.can_reset && caps.pcie.as_ref().is_some_and(|cap| cap.flr),
         };
         space.present_header(setup.interrupt_line);
@@ -177,6 +179,11 @@ impl ConfigSpace {
         image::write(&mut self.shadow, offset, data);
     }
 
+    /// The decoders that the device needs: they are on all the time.
+    pub fn decoders(&self) -> Command {
+        self.decoders
+    }
+
     /// Where the MSI capability lies.
     pub fn msi_offset(&self) -> u16 {
         self.msi_offset
@@ -195,9 +202,8 @@ impl ConfigSpace {
         Command::from_bits_retain(raw)
     }
 
-    /// Takes a write of `data` at `offset`, inside COMMAND; says what COMMAND was before.
-    pub fn write_command(&mut self, offset: u16, data: &[u8]) -> Command {
-        let before = self.command();
+    /// Takes a write of `data` at `offset`, inside COMMAND.
+    pub fn write_command(&mut self, offset: u16, data: &[u8]) {
         self.write_shadow(offset, data);
         let writable = Command::IO
             | Command::MEMORY
@@ -207,7 +213,6 @@ impl ConfigSpace {
             | Command::INTX_DISABLE;
         let after = self.command().intersection(writable);
         image::write_u16(&mut self.shadow, Reg::COMMAND.offset(), after.bits());
-        before
     }
 
     /// Takes a write of `data` at `offset`, inside the BAR registers.
@@ -260,6 +265,14 @@ impl ConfigSpace {
             io: command.contains(Command::IO),
             addresses,
         }
+    }
+}
+
+/// Memory always: vfio-pci takes a function without it for one that must not be touched.
+fn decoders(bars: &[BarInfo]) -> Command {
+    match bars.iter().any(BarInfo::is_io) {
+        true => Command::MEMORY | Command::IO,
+        false => Command::MEMORY,
     }
 }
 

@@ -70,6 +70,19 @@ pub enum AssignError {
         /// The device.
         bdf: Bdf,
     },
+    /// An option names a BAR that does not exist.
+    #[error(
+        "{bdf}: an option names BAR {bar}, and the device has none of that number (it has {})",
+        list(present)
+    )]
+    NoSuchBar {
+        /// The device.
+        bdf: Bdf,
+        /// The number.
+        bar: u8,
+        /// The BARs that it has.
+        present: Vec<u8>,
+    },
     /// BAR registers and region sizes contradict each other.
     #[error("{bdf}: its BARs cannot be used")]
     Bars {
@@ -132,6 +145,7 @@ impl AssignError {
             | Self::Gone { .. }
             | Self::NotEndpoint { .. }
             | Self::Bars { .. }
+            | Self::NoSuchBar { .. }
             | Self::NoRom { .. }
             | Self::NotNvidia { .. }
             | Self::NoRoomForClique { .. }
@@ -156,6 +170,11 @@ impl AssignError {
             source,
         }
     }
+}
+
+fn list(bars: &[u8]) -> String {
+    let numbers: Vec<String> = bars.iter().map(u8::to_string).collect();
+    numbers.join(", ")
 }
 
 fn open_remedy(source: &CallError) -> &'static str {

@@ -385,7 +385,7 @@ fn a_kernel_without_dmabuf_boots_without_peer_to_peer_unless_it_was_asked_for() 
 
 #[test]
 fn all_devices_that_cannot_be_reached_are_named_in_one_warning() {
-    let mut peers = super::peers::Peers::new(3, &[]);
+    let mut peers = super::peers::Peers::new(3, &[], DMABUF);
     assert_eq!(peers.warning(), None);
     for number in [0, 2] {
         let bdf = bdf(number as u8 + 1);
@@ -407,4 +407,41 @@ fn all_devices_that_cannot_be_reached_are_named_in_one_warning() {
         1,
         "{text}"
     );
+}
+
+#[test]
+fn a_device_that_reset_itself_decodes_again_with_the_guests_next_command() {
+    let spec = FakeDeviceSpec::gpu(bdf(1), GIB).bar(1, BarKind::Io, 8);
+    let rig = Rig::new(vec![spec], DeviceOptions::default());
+    rig.write_command(0, MEM | MASTER);
+    let device = rig.kernel.device(bdf(1)).unwrap();
+    device.set_physical_config(4, &[0, 0]);
+    rig.write_command(0, MEM | MASTER);
+    let physical = u16::from(device.physical_config()[4]);
+    assert_eq!(physical, MEM | MASTER | Command::IO.bits());
+}
+
+#[test]
+fn an_option_for_a_bar_that_does_not_exist_is_refused() {
+    let spec = FakeDeviceSpec::gpu(bdf(1), GIB);
+    let check = |options: DeviceOptions| {
+        let mut result = Ok(());
+        let checked = std::cell::RefCell::new(&mut result);
+        Rig::with(vec![spec.clone()], DeviceOptions::default(), |device| {
+            **checked.borrow_mut() = options.check(device);
+        });
+        result.map_err(|error| error.to_string())
+    };
+    let mut options = DeviceOptions::default();
+    options.fixed[2] = Some(GIB);
+    options.trapped[0] = true;
+    assert_eq!(check(options), Ok(()));
+    options.trapped[3] = true;
+    let text = check(options).unwrap_err();
+    assert!(
+        text.starts_with("0000:00:01.0: an option names BAR 3"),
+        "{text}"
+    );
+    options.trapped = [true; 6];
+    assert_eq!(check(options), Ok(()), "all of those that there are");
 }

@@ -13,7 +13,7 @@ use super::commit::{BarEngine, ROM};
 use super::config::{ConfigSpace, Owner};
 use super::irq::Interrupts;
 use super::ports::{CallError, DmaGate, IrqIndex, IrqRequest, Region, VfioDevice};
-use super::reset::{concerns_device, forward_command, reset_function};
+use super::reset::{forward_command, reset_function};
 use crate::pci::address::Bdf;
 use crate::pci::ecam::PciFunction;
 use crate::pci::image;
@@ -104,8 +104,11 @@ impl AssignedFunction {
     /// Has the kernel signal an event of the device through the returned eventfd; `None` when it
     /// does not offer this kind ([`IrqIndex::Error`], [`IrqIndex::Request`]) for the device.
     pub fn watch(&self, kind: IrqIndex) -> Result<Option<EventFd>, CallError> {
-        if self.device.irq_info(kind)?.count == 0 {
-            return Ok(None);
+        match self.device.irq_info(kind) {
+            Ok(info) if info.count == 0 => return Ok(None),
+            // vfio_pci_ioctl_get_irq_info: errors are reported for PCIe devices only.
+            Err(error) if error.errno() == Some(libc::EINVAL) => return Ok(None),
+            other => drop(other?),
         }
         let fd = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
         let fd = fd.map_err(|source| CallError {
@@ -244,18 +247,16 @@ impl AssignedFunction {
     /// RAM is mapped for it, then what it means for INTx. Nothing is decoded late and no DMA starts
     /// early.
     fn write_command(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
-        let before = registers.config.write_command(offset, data);
-        let after = registers.config.command();
-        let decoders = Command::MEMORY | Command::IO;
+        registers.config.write_command(offset, data);
         self.commit(registers);
-        if concerns_device(before, after) {
-            let allowed = self.allowed(after);
-            if let Err(error) = forward_command(self.device.as_ref(), allowed) {
-                self.complain("pass COMMAND on to it", &error);
-            }
+        let command = registers.config.command();
+        let decoders = registers.config.decoders();
+        let allowed = self.allowed(command);
+        if let Err(error) = forward_command(self.device.as_ref(), decoders, allowed) {
+            self.complain("pass COMMAND on to it", &error);
         }
-        let active = after.intersects(decoders | Command::MASTER);
-        let allowed = active && !after.contains(Command::INTX_DISABLE);
+        let active = command.intersects(Command::MEMORY | Command::IO | Command::MASTER);
+        let allowed = active && !command.contains(Command::INTX_DISABLE);
         registers.irq.allow_intx(allowed);
     }
 

@@ -14,18 +14,12 @@ use crate::sys::{Alignment, DmaFile, HostRange};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// The dma-bufs of a device: one for each area of each of its BARs, in order.
-pub type Exports = Vec<Vec<OwnedFd>>;
-
-/// Exports the areas of all BARs of `device`.
-pub fn export(device: &SizedDevice) -> Result<Exports, CallError> {
-    let export = |bar: &SizedBar| {
-        let region = Region::Bar(bar.info.index);
-        let areas = areas(device, bar).into_iter();
-        let files = areas.map(|area| device.device.export_dmabuf(region, area));
-        files.collect::<Result<Vec<_>, _>>()
-    };
-    device.bars.iter().map(export).collect()
+/// A dma-buf of each area of a BAR, in order.
+pub fn export_bar(device: &SizedDevice, bar: &SizedBar) -> Result<Vec<OwnedFd>, CallError> {
+    let region = Region::Bar(bar.info.index);
+    let areas = areas(device, bar).into_iter();
+    let files = areas.map(|area| device.device.export_dmabuf(region, area));
+    files.collect()
 }
 
 fn areas(device: &SizedDevice, bar: &SizedBar) -> Vec<Range> {

@@ -87,6 +87,24 @@ pub struct DeviceOptions {
     pub fixed: [Option<u64>; BAR_COUNT],
 }
 
+impl DeviceOptions {
+    /// Whether every BAR that is named exists on `device`. All BARs kept trapped means those that
+    /// there are.
+    pub fn check(&self, device: &SizedDevice) -> Result<(), AssignError> {
+        let present: Vec<u8> = device.bars.iter().map(|bar| bar.info.index).collect();
+        let all_trapped = self.trapped.iter().all(|trapped| *trapped);
+        let named = self.trapped.iter().zip(&self.fixed);
+        for (bar, (trapped, fixed)) in (0..).zip(named) {
+            let asked = (*trapped && !all_trapped) || fixed.is_some();
+            if asked && !present.contains(&bar) {
+                let bdf = device.bdf;
+                return Err(AssignError::NoSuchBar { bdf, bar, present });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The kernel's side of all devices.
 #[derive(Clone)]
 pub struct Ports {
@@ -143,7 +161,7 @@ impl Assignment {
         ports: &Ports,
         gsi: impl Fn(usize, u8) -> u32,
     ) -> Result<Self, AssignError> {
-        let mut peers = Peers::new(devices.len(), options);
+        let mut peers = Peers::new(devices.len(), options, ports.iommu.nature());
         let engine = engine(&devices, options, &mut peers, placement, &windows, ports)?;
         engine.install_slots()?;
         install_peer_to_peer(&engine, &devices, peers)?;
@@ -165,6 +183,17 @@ impl Assignment {
     /// The functions, in the order of the devices.
     pub fn functions(&self) -> &[Arc<AssignedFunction>] {
         &self.functions
+    }
+
+    /// Which BAR answers at the guest-physical address `gpa`, and the offset in it, for messages:
+    /// `0000:41:00.0 BAR 2 + 0x1000`.
+    pub fn describe(&self, gpa: u64) -> Option<String> {
+        let (key, offset) = self.engine.find_memory(gpa)?;
+        let bdf = self.functions.get(key.device)?.bdf();
+        Some(match key.bar {
+            ROM => format!("{bdf} expansion ROM + {offset:#x}"),
+            bar => format!("{bdf} BAR {bar} + {offset:#x}"),
+        })
     }
 
     /// What answers accesses that trap, for the memory bus: each window with its range.
@@ -195,7 +224,6 @@ fn engine(
     windows: &BarWindows,
     ports: &Ports,
 ) -> Result<BarEngine, AssignError> {
-    let by_dmabuf = ports.iommu.nature().bars_by_dmabuf;
     let mut bars = Vec::new();
     for (number, device) in devices.iter().enumerate() {
         let options = options.get(number).copied().unwrap_or_default();
@@ -208,16 +236,10 @@ fn engine(
             strict: true,
             areas: Vec::new(),
         }));
-        let exports = match by_dmabuf {
-            true => peers.export(number, device)?,
-            false => Vec::new(),
-        };
-        let mut exports = exports.into_iter();
         for bar in &device.bars {
-            let dmabufs = exports.next().unwrap_or_default();
             let areas = match options.trapped.get(usize::from(bar.info.index)) {
                 Some(true) => Vec::new(),
-                _ => map::map_bar(device, bar, dmabufs)?,
+                _ => map::map_bar(device, bar, peers.export(number, device, bar)?)?,
             };
             bars.push(EngineBar {
                 device: number,
@@ -301,4 +323,22 @@ fn function(
         msix_bars,
     )
     .with_rom(device.rom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{GIB, RAM, Rig, bdf};
+    use super::*;
+    use crate::fake::FakeDeviceSpec;
+
+    #[test]
+    fn an_address_is_described_by_device_bar_and_offset() {
+        let specs = (1..=2).map(|device| FakeDeviceSpec::gpu(bdf(device), 16 * GIB));
+        let rig = Rig::new(specs.collect(), DeviceOptions::default());
+        rig.write_command(1, 2);
+        let at = rig.placed(1, 2) + 0x1000;
+        let found = rig.assignment.describe(at);
+        assert_eq!(found.as_deref(), Some("0000:00:02.0 BAR 2 + 0x1000"));
+        assert_eq!(rig.assignment.describe(RAM.start()), None);
+    }
 }

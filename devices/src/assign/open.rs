@@ -3,33 +3,21 @@
 //! for each other.
 
 use std::sync::Arc;
-use std::thread;
 
 use super::error::AssignError;
 use super::ports::IommuBackend;
 use super::size::{SizedDevice, size};
 use crate::pci::address::Bdf;
+use crate::threads::on_each;
 
-/// Opens `devices` through `iommu` and reads what each is made of, in the order given. One thread
-/// a device; the first error in that order is reported, and what was opened is closed again.
+/// Opens `devices` through `iommu` and reads what each is made of, in the order given. The first
+/// error in that order is reported, and what was opened is closed again.
 pub fn open_all(
     iommu: &dyn IommuBackend,
     devices: &[Bdf],
 ) -> Result<Vec<SizedDevice>, AssignError> {
-    thread::scope(|scope| {
-        let threads: Vec<_> = devices
-            .iter()
-            .map(|bdf| (*bdf, scope.spawn(|| open(iommu, *bdf))))
-            .collect();
-        let results: Vec<_> = threads
-            .into_iter()
-            .map(|(bdf, thread)| {
-                let died = |_| Err(AssignError::OpenThread { bdf });
-                thread.join().unwrap_or_else(died)
-            })
-            .collect();
-        results.into_iter().collect()
-    })
+    let opened = on_each(devices, |bdf| open(iommu, *bdf));
+    opened.into_iter().collect()
 }
 
 fn open(iommu: &dyn IommuBackend, bdf: Bdf) -> Result<SizedDevice, AssignError> {

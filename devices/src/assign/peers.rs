@@ -3,22 +3,24 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
+use std::os::fd::OwnedFd;
 
 use super::error::AssignError;
-use super::map::{self, Exports};
-use super::size::SizedDevice;
-use super::{DeviceOptions, PeerToPeer};
+use super::ports::IommuNature;
+use super::size::{SizedBar, SizedDevice};
+use super::{DeviceOptions, PeerToPeer, map};
 use crate::pci::address::Bdf;
 
 /// The devices' wishes, and what came of them.
 pub struct Peers {
     wishes: Vec<PeerToPeer>,
+    by_dmabuf: bool,
     lost: Vec<(Bdf, AssignError)>,
 }
 
 impl Peers {
     /// What `options` ask for, by device; `Auto` is nothing where there is no peer.
-    pub fn new(devices: usize, options: &[DeviceOptions]) -> Self {
+    pub fn new(devices: usize, options: &[DeviceOptions], nature: IommuNature) -> Self {
         let wish = |number: usize| {
             let option = options.get(number).copied().unwrap_or_default();
             match option.peer_to_peer {
@@ -28,6 +30,7 @@ impl Peers {
         };
         Self {
             wishes: (0..devices).map(wish).collect(),
+            by_dmabuf: nature.bars_by_dmabuf,
             lost: Vec::new(),
         }
     }
@@ -38,19 +41,22 @@ impl Peers {
         wish.is_some_and(|wish| wish != PeerToPeer::Off)
     }
 
-    /// The dma-bufs of device `number`, where it is to be reached; none where it cannot be.
-    pub fn export(&mut self, number: usize, device: &SizedDevice) -> Result<Exports, AssignError> {
-        if !self.wanted(number) {
+    /// The dma-bufs of a BAR of device `number`, where it is to be reached through them; none where
+    /// it cannot be.
+    pub fn export(
+        &mut self,
+        number: usize,
+        device: &SizedDevice,
+        bar: &SizedBar,
+    ) -> Result<Vec<OwnedFd>, AssignError> {
+        if !self.by_dmabuf || !self.wanted(number) {
             return Ok(Vec::new());
         }
         let bdf = device.bdf;
-        match map::export(device) {
-            Ok(exports) => Ok(exports),
-            Err(source) => {
-                self.give_up(number, bdf, AssignError::Export { bdf, source })?;
-                Ok(Vec::new())
-            }
-        }
+        map::export_bar(device, bar).or_else(|source| {
+            let reason = AssignError::Export { bdf, source };
+            self.give_up(number, bdf, reason).map(|()| Vec::new())
+        })
     }
 
     /// Device `number` cannot be reached. An error where it was asked for.

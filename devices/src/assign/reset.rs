@@ -17,8 +17,7 @@ use super::irq::Interrupts;
 use super::ports::{CallError, Region, VfioDevice};
 use crate::pci::spec::{Command, Reg};
 
-/// COMMAND bits that the physical device takes from the guest. Decoders stay on, INTx is disabled
-/// by disarming it.
+/// COMMAND bits that the physical device takes from the guest. INTx is disabled by disarming it.
 const FORWARDED: Command = Command::MASTER.union(Command::PARITY).union(Command::SERR);
 
 /// Resets the device and the guest-visible registers. The registers are reset even when the device
@@ -30,21 +29,20 @@ pub fn reset_function(
 ) -> Result<(), CallError> {
     irq.reset();
     config.reset();
-    forward_command(device, Command::empty())?;
+    forward_command(device, config.decoders(), Command::empty())?;
     device.reset()
 }
 
-/// Gives the device those bits of the guest's COMMAND that are the guest's to decide.
-pub fn forward_command(device: &dyn VfioDevice, guest: Command) -> Result<(), CallError> {
+/// Gives the device those bits of the guest's COMMAND that are the guest's to decide, and its
+/// `decoders`, which stay on. Written each time, also when no bit has changed: a device that reset
+/// itself (by a register of its own) has lost its decoders, and vfio-pci restores its BARs only
+/// when COMMAND is written (drivers/vfio/pci/vfio_pci_config.c, vfio_basic_config_write).
+pub fn forward_command(
+    device: &dyn VfioDevice,
+    decoders: Command,
+    guest: Command,
+) -> Result<(), CallError> {
+    let physical = decoders | guest.intersection(FORWARDED);
     let offset = Reg::COMMAND.offset().into();
-    let mut raw = [0; 2];
-    device.read(Region::Config, offset, &mut raw)?;
-    let physical = Command::from_bits_retain(u16::from_le_bytes(raw));
-    let new = physical.difference(FORWARDED) | guest.intersection(FORWARDED);
-    device.write(Region::Config, offset, &new.bits().to_le_bytes())
-}
-
-/// Whether a change of COMMAND concerns the device.
-pub fn concerns_device(before: Command, after: Command) -> bool {
-    (before ^ after).intersects(FORWARDED)
+    device.write(Region::Config, offset, &physical.bits().to_le_bytes())
 }

@@ -39,6 +39,8 @@ pub struct VectorSet {
     vectors: Vec<Vector>,
     /// Vectors that VFIO has allocated, while the kind is enabled.
     allocated: Option<usize>,
+    /// A change was refused: the next one considers all vectors.
+    behind: bool,
 }
 
 /// The kernel's side of a [`VectorSet`].
@@ -62,6 +64,7 @@ impl VectorSet {
             noresize: info.noresize,
             vectors: (0..count).map(|_| Vector::default()).collect(),
             allocated: None,
+            behind: false,
         }
     }
 
@@ -84,34 +87,85 @@ impl VectorSet {
         wanted: Wanted<'_>,
         least: u16,
     ) -> Result<(), CallError> {
-        let all: Vec<u16> = (0..self.vectors.len() as u16).collect();
-        self.connect(ports, &all, wanted)?;
-        let armed = self.arm_from_zero(ports, usize::from(least));
-        if armed.is_err() {
-            self.disconnect_all(ports)?;
+        let connected = self.connect(ports, &self.all(), wanted);
+        let enabled = connected.and_then(|()| self.arm_from_zero(ports, usize::from(least)));
+        if enabled.is_err() {
+            let disconnected = self.disconnect_all(ports);
+            self.vectors.iter_mut().for_each(|v| *v = Vector::default());
+            disconnected?;
         }
-        armed
+        enabled
     }
 
-    /// Follows a change of the vectors in `changed` while the kind is enabled.
+    /// Follows a change of the vectors in `changed` while the kind is enabled, and of those that
+    /// could not be followed before.
     pub fn update(
         &mut self,
         ports: &VectorPorts<'_>,
         changed: &[u16],
         wanted: Wanted<'_>,
     ) -> Result<(), CallError> {
-        self.connect(ports, changed, wanted)?;
-        let new = |v: &Vector| v.message.is_some() && !v.armed;
-        let Some(last) = self.vectors.iter().rposition(new) else {
-            return Ok(());
+        let updated = match self.behind {
+            true => self.connect(ports, &self.all(), wanted),
+            false => self.connect(ports, changed, wanted),
         };
-        if self.noresize && last >= self.allocated.unwrap_or(0) {
-            ports.device.set_irqs(&IrqRequest::Disable(self.index))?;
-            self.vectors.iter_mut().for_each(|v| v.armed = false);
-            self.allocated = None;
-            return self.arm_from_zero(ports, last + 1);
+        let updated = updated.and_then(|()| self.arm_connected(ports));
+        self.behind = updated.is_err();
+        updated
+    }
+
+    fn all(&self) -> Vec<u16> {
+        (0..self.vectors.len() as u16).collect()
+    }
+
+    fn arm_connected(&mut self, ports: &VectorPorts<'_>) -> Result<(), CallError> {
+        let new = |v: &Vector| v.message.is_some() && !v.armed;
+        match self.vectors.iter().rposition(new) {
+            None => Ok(()),
+            Some(last) if self.noresize && last >= self.allocated.unwrap_or(0) => {
+                self.grow(ports, last + 1)
+            }
+            Some(_) => self.arm_new(ports),
         }
-        self.arm_new(ports)
+    }
+
+    /// Arms a set that cannot grow anew, for at least `needed` vectors: twice as many as before, so
+    /// that growing stays rare. What fired in between is made up for by one signal to each vector
+    /// that was armed: a spurious message is harmless, a lost one is not.
+    fn grow(&mut self, ports: &VectorPorts<'_>, needed: usize) -> Result<(), CallError> {
+        let before = self.allocated.take();
+        if before.is_some() {
+            ports.device.set_irqs(&IrqRequest::Disable(self.index))?;
+        }
+        let mut armed_before = Vec::new();
+        for (number, vector) in self.vectors.iter_mut().enumerate() {
+            if std::mem::take(&mut vector.armed) {
+                armed_before.push(number);
+            }
+        }
+        let twice = before.map_or(0, |count| 2 * count);
+        let ahead = twice.clamp(needed, self.vectors.len().max(needed));
+        let sizes = [Some(ahead), Some(needed), before];
+        let mut result = Ok(());
+        for size in sizes.into_iter().flatten() {
+            let armed = self.arm(ports, 0, size);
+            if armed.is_ok() {
+                self.allocated = Some(size);
+                break;
+            }
+            result = armed;
+        }
+        for number in armed_before {
+            let trigger = self.vectors.get(number).and_then(|v| v.trigger.as_ref());
+            if let Some(trigger) = trigger {
+                // Fails only when the counter is full: then it is signalled anyway.
+                let _ = trigger.write(1);
+            }
+        }
+        match self.allocated {
+            Some(size) if size >= needed => Ok(()),
+            _ => result,
+        }
     }
 
     /// Disarms and disconnects everything. Eventfds are dropped with what waited in them.
@@ -122,6 +176,7 @@ impl VectorSet {
         };
         let disconnected = self.disconnect_all(ports);
         self.vectors.iter_mut().for_each(|v| *v = Vector::default());
+        self.behind = false;
         disarmed.and(disconnected)
     }
 
@@ -170,8 +225,7 @@ impl VectorSet {
     }
 
     fn disconnect_all(&mut self, ports: &VectorPorts<'_>) -> Result<(), CallError> {
-        let all: Vec<u16> = (0..self.vectors.len() as u16).collect();
-        self.connect(ports, &all, &|_| None)
+        self.connect(ports, &self.all(), &|_| None)
     }
 
     /// Arms from vector 0 on: as many as are wanted, ahead where the set cannot grow later.
@@ -298,6 +352,11 @@ mod tests {
             Ok(self.kernel.take_tally())
         }
 
+        fn device_refuses_above(&self, vectors: u32) {
+            let device = self.kernel.device(Bdf::default()).unwrap();
+            device.set_vector_limit(vectors);
+        }
+
         fn armed(&self) -> Vec<bool> {
             let device = self.kernel.device(Bdf::default()).unwrap();
             device.armed(IrqIndex::Msix)
@@ -367,6 +426,48 @@ mod tests {
         let armed = rig.armed();
         let on: Vec<usize> = (0..armed.len()).filter(|i| armed[*i]).collect();
         assert_eq!(on, [63, 100]);
+    }
+
+    #[test]
+    fn a_refused_growth_keeps_the_vectors_that_were_armed_and_tries_again_later() {
+        let mut rig = rig(128, true);
+        rig.unmasked.insert(3);
+        rig.run(|set, ports, wanted| set.enable(ports, wanted, 1))
+            .unwrap();
+        rig.unmasked.insert(100);
+        // The routing update and the disarming succeed; both sizes are refused.
+        rig.kernel.fail_after(2, libc::ENOSPC);
+        rig.device_refuses_above(64);
+        let refused = rig.run(|set, ports, wanted| set.update(ports, &[100], wanted));
+        assert!(refused.is_err());
+        assert!(rig.armed()[3], "vector 3 stays armed");
+        assert!(
+            rig.set.vectors[3]
+                .trigger
+                .as_ref()
+                .is_some_and(is_signalled)
+        );
+        rig.device_refuses_above(u32::MAX);
+        rig.unmasked.insert(4);
+        rig.run(|set, ports, wanted| set.update(ports, &[4], wanted))
+            .unwrap();
+        let armed = rig.armed();
+        assert!(armed[3] && armed[4] && armed[100]);
+    }
+
+    #[test]
+    fn a_vector_that_could_not_be_connected_is_by_the_next_change() {
+        let mut rig = rig(16, false);
+        rig.run(|set, ports, wanted| set.enable(ports, wanted, 1))
+            .unwrap();
+        rig.unmasked.insert(5);
+        rig.kernel.fail_after(0, libc::ENOMEM);
+        let refused = rig.run(|set, ports, wanted| set.update(ports, &[5], wanted));
+        assert!(refused.is_err());
+        rig.unmasked.insert(6);
+        rig.run(|set, ports, wanted| set.update(ports, &[6], wanted))
+            .unwrap();
+        assert_eq!(rig.kernel.route_count(), 2);
     }
 
     #[test]

@@ -20,16 +20,32 @@ pub fn mappable_areas(size: u64, info: &RegionInfo, trapped: &[Range]) -> Vec<Ra
     let whole = vec![Range::from_bounds(0, size)];
     let mut areas = info.sparse.clone().unwrap_or(whole);
     areas.retain_mut(|area| {
-        let start = area.start().next_multiple_of(PAGE);
+        // Offsets that leave no whole page in the BAR, or the address space, leave nothing.
+        let start = area.start().checked_next_multiple_of(PAGE);
         let end = area.end().min(size) / PAGE * PAGE;
-        *area = Range::from_bounds(start, end);
+        *area = Range::from_bounds(start.unwrap_or(end), end);
         !area.is_empty()
     });
+    merge_overlapping(&mut areas);
     for hole in trapped {
         areas = areas.into_iter().flat_map(|a| without(a, hole)).collect();
     }
-    areas.sort_unstable();
     areas
+}
+
+/// Sorts `areas` and joins those that share an address: two slots may not show the same page.
+fn merge_overlapping(areas: &mut Vec<Range>) {
+    areas.sort_unstable();
+    let mut merged: Vec<Range> = Vec::with_capacity(areas.len());
+    for area in areas.drain(..) {
+        match merged.last_mut() {
+            Some(last) if last.overlaps(&area) => {
+                *last = Range::from_bounds(last.start(), last.end().max(area.end()));
+            }
+            _ => merged.push(area),
+        }
+    }
+    *areas = merged;
 }
 
 /// `area` minus every page that `hole` touches.
@@ -110,6 +126,20 @@ mod tests {
     fn sub_page_and_unmappable_bars_trap() {
         assert!(mappable_areas(0x100, &mappable(None), &[]).is_empty());
         assert!(mappable_areas(0x4000, &RegionInfo::default(), &[]).is_empty());
+    }
+
+    #[test]
+    fn overlapping_areas_are_joined_and_impossible_ones_ignored() {
+        let sparse = vec![
+            r(0x3000, 0x6000),
+            r(0x1000, 0x4000),
+            r(0x6000, 0x7000),
+            r(u64::MAX - 10, u64::MAX - 1),
+        ];
+        assert_eq!(
+            mappable_areas(0x8000, &mappable(Some(sparse)), &[]),
+            [r(0x1000, 0x6000), r(0x6000, 0x7000)]
+        );
     }
 
     #[test]

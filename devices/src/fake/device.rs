@@ -42,6 +42,8 @@ pub struct FakeDevice {
     /// Bytes written into BARs through the descriptor.
     stored: Mutex<BTreeMap<(Region, u64), u8>>,
     armed: Mutex<BTreeMap<IrqIndex, Vec<bool>>>,
+    /// Vectors that the host has to give.
+    vector_limit: Mutex<u32>,
 }
 
 fn refused(call: &'static str, errno: i32) -> CallError {
@@ -66,6 +68,7 @@ impl FakeDevice {
             kernel,
             stored: Mutex::default(),
             armed: Mutex::default(),
+            vector_limit: Mutex::new(u32::MAX),
         }
     }
 
@@ -88,6 +91,11 @@ impl FakeDevice {
         Command::from_bits_retain(command).contains(Command::MEMORY)
     }
 
+    /// Lets arming fail (ENOSPC) beyond so many vectors.
+    pub fn set_vector_limit(&self, vectors: u32) {
+        *self.vector_limit.lock() = vectors;
+    }
+
     /// Which vectors of a kind are armed.
     pub fn armed(&self, index: IrqIndex) -> Vec<bool> {
         self.armed.lock().get(&index).cloned().unwrap_or_default()
@@ -103,6 +111,9 @@ impl FakeDevice {
         let grows = !vectors.is_empty() && end > vectors.len();
         if wanted.is_empty() || end > info.count as usize || (grows && info.noresize) {
             return Err(refused(SET_IRQS, libc::EINVAL));
+        }
+        if end > *self.vector_limit.lock() as usize {
+            return Err(refused(SET_IRQS, libc::ENOSPC));
         }
         vectors.resize(vectors.len().max(end), false);
         let places = vectors.iter_mut().skip(start as usize);
@@ -216,10 +227,11 @@ impl VfioDevice for Arc<FakeDevice> {
         self.kernel.call(SET_IRQS, event)?;
         match request {
             IrqRequest::Trigger { index, .. } => self.arm(*index, start, &wanted),
-            IrqRequest::Disable(index) => {
-                self.armed.lock().remove(index);
-                Ok(())
-            }
+            IrqRequest::Disable(index) => match self.armed.lock().remove(index) {
+                Some(_) => Ok(()),
+                // vfio_pci_set_msi_trigger: only what is enabled can be disabled.
+                None => Err(refused(SET_IRQS, libc::EINVAL)),
+            },
             _ => Ok(()),
         }
     }

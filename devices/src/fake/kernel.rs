@@ -85,6 +85,7 @@ pub(super) struct Dmabuf {
 struct State {
     log: Vec<Event>,
     fail_at: Option<(usize, i32)>,
+    failed: Option<Event>,
     calls: usize,
     next_slot: u32,
     slots: BTreeMap<u32, (Range, HostRange)>,
@@ -149,6 +150,11 @@ impl FakeKernel {
     pub fn fail_after(&self, after: usize, errno: i32) {
         let state = &mut *self.state.lock();
         state.fail_at = Some((state.calls + after, errno));
+    }
+
+    /// The call that failed as asked for, last.
+    pub fn failed(&self) -> Option<Event> {
+        self.state.lock().failed.clone()
     }
 
     /// Whether a failure asked for has not happened yet; forgets it.
@@ -223,11 +229,12 @@ impl FakeKernel {
     /// Logs a call and fails it when its turn has come.
     pub(super) fn call(&self, call: &'static str, event: Event) -> Result<(), CallError> {
         let state = &mut *self.state.lock();
-        state.log.push(event);
+        state.log.push(event.clone());
         state.calls += 1;
         match state.fail_at {
             Some((at, errno)) if state.calls > at => {
                 state.fail_at = None;
+                state.failed = Some(event);
                 Err(refused(call, errno))
             }
             _ => Ok(()),

@@ -26,6 +26,7 @@ use crate::range::Range;
 use crate::sys::iommufd as abi;
 use crate::sys::vfio;
 use crate::sys::{HostRange, VfioPciDevice};
+use crate::threads::on_each;
 
 /// How long a device that is busy is asked again: a sibling's reset, or the end of a process that
 /// had the device, takes up to a second.
@@ -84,20 +85,8 @@ impl Iommufd {
     pub fn new(files: Files) -> Result<Self, IommufdError> {
         let Files { iommu, devices } = files;
         let ioas = abi::ioas_alloc(iommu.as_fd()).map_err(IommufdError::Ioas)?;
-        thread::scope(|scope| {
-            let threads: Vec<_> = devices
-                .iter()
-                .map(|device| (device.bdf, scope.spawn(|| bind(&iommu, ioas, device))))
-                .collect();
-            let results: Vec<_> = threads
-                .into_iter()
-                .map(|(bdf, thread)| {
-                    let died = |_| Err(IommufdError::Thread { bdf });
-                    thread.join().unwrap_or_else(died)
-                })
-                .collect();
-            results.into_iter().collect::<Result<(), _>>()
-        })?;
+        let bound = on_each(&devices, |device| bind(&iommu, ioas, device));
+        bound.into_iter().collect::<Result<(), _>>()?;
         let devices = devices.into_iter().map(|device| (device.bdf, device.file));
         Ok(Self {
             ioas,

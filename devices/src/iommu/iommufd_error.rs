@@ -54,12 +54,6 @@ pub enum IommufdError {
         /// The kernel's reason.
         source: CallError,
     },
-    /// A thread ended without a result.
-    #[error("{bdf}: the thread that bound the device has died")]
-    Thread {
-        /// The device.
-        bdf: Bdf,
-    },
 }
 
 fn iommu_remedy(source: &io::Error) -> &'static str {

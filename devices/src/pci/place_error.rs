@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use super::spec::BAR_COUNT;
 use crate::range::Range;
 
 /// The BAR that an error is about.
@@ -18,7 +19,12 @@ pub struct Bar {
 
 impl fmt::Display for Bar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BAR {} ({})", self.bar, Bytes(self.size))
+        let size = Bytes(self.size);
+        match usize::from(self.bar) {
+            // The expansion ROM comes behind the BARs.
+            BAR_COUNT => write!(f, "expansion ROM ({size})"),
+            bar => write!(f, "BAR {bar} ({size})"),
+        }
     }
 }
 
@@ -126,7 +132,13 @@ impl fmt::Display for Obstacle {
                 f,
                 "it must lie in {window}, or above RAM and 4 GiB for a 64-bit BAR"
             ),
-            Self::Bar(other) => write!(f, "{other} of device {} is there", other.device),
+            Self::Bar(other) => {
+                let number = other.device + 1;
+                write!(
+                    f,
+                    "{other} of the device of --vfio number {number} is there"
+                )
+            }
         }
     }
 }

@@ -41,7 +41,7 @@ pub fn iova_ranges(iommufd: BorrowedFd<'_>, ioas: u32) -> Result<Vec<Range>, Cal
                 return Ok(ranges.filter_map(range).collect());
             }
             Err(error) if error.errno() == Some(libc::EMSGSIZE) && room < MAX_RANGES => {
-                room = count.clamp(2 * room, MAX_RANGES);
+                room = count.max(2 * room).min(MAX_RANGES);
             }
             Err(error) => return Err(error),
         }

@@ -3,6 +3,7 @@
 //! Invariant: every structure is a buffer of `u64` whose first 32-bit word holds its size in bytes
 //! (`argsz`, `size`); the kernel reads and writes no further than that.
 
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use vfio_bindings::bindings::vfio;
@@ -181,16 +182,25 @@ impl Args {
         }
     }
 
-    /// Calls again with the size that the kernel asked for when the answer did not fit.
+    /// Calls again with the size that the kernel asked for while the answer does not fit.
     pub fn call_growing(&mut self, fd: BorrowedFd<'_>, call: StructCall) -> Result<(), CallError> {
-        self.call(fd, call)?;
-        let wanted = self.u32(0).unwrap_or(0) as usize;
-        if wanted > self.len && wanted <= 1 << 20 {
+        /// More than any answer holds: 65535 areas of a sparse BAR take 1 MiB.
+        const MOST: usize = 4 << 20;
+        loop {
+            self.call(fd, call)?;
+            let wanted = self.u32(0).unwrap_or(0) as usize;
+            if wanted <= self.len {
+                return Ok(());
+            }
+            if wanted > MOST {
+                return Err(CallError {
+                    call: call.name(),
+                    source: io::Error::other(format!("the answer takes {wanted} bytes")),
+                });
+            }
             self.words.resize(wanted.div_ceil(8), 0);
             self.len = wanted;
-            self.call(fd, call)?;
         }
-        Ok(())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Kernels of Debian, unpacked into the cache.
+//! Kernels of Debian, unpacked into the cache, and one built from Debian's source.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use crate::command;
 use crate::error::Error;
 use crate::paths::Cache;
 use crate::setup::apt::{Apt, Installed};
+use crate::setup::iommufd_kernel;
 use crate::setup::sources::Mirror;
 use crate::setup::vmlinux;
 
@@ -19,26 +20,37 @@ pub struct Kernel {
     packages: &'static str,
     /// Where the packages are looked for.
     suites: &'static [&'static str],
+    /// The packages are of source code, to be built with this configuration.
+    built: Option<&'static str>,
 }
 
 /// Every kernel that the lab knows; the first is the default.
 ///
 /// The newest package of each is taken: mirrors drop old ones.
-pub const KERNELS: [Kernel; 3] = [
+pub const KERNELS: [Kernel; 4] = [
     Kernel {
         name: "7.3",
         packages: r"linux-image-7\.3\.",
         suites: &["trixie-backports"],
+        built: None,
     },
     Kernel {
         name: "6.12",
         packages: r"linux-image-6\.12\.",
         suites: &["trixie", "trixie-security"],
+        built: None,
     },
     Kernel {
         name: "6.1",
         packages: r"linux-image-6\.1\.0-",
         suites: &["bookworm", "bookworm-security"],
+        built: None,
+    },
+    Kernel {
+        name: "iommufd",
+        packages: r"linux-source-[0-9.]+$",
+        suites: &["trixie-backports"],
+        built: Some(iommufd_kernel::CONFIG),
     },
 ];
 
@@ -77,6 +89,10 @@ impl Kernel {
             // Left by an older lab.
             return None;
         }
+        let config = fs::read_to_string(root.join(iommufd_kernel::CONFIG_COPY)).ok();
+        if self.built.is_some() && config.as_deref() != self.built {
+            return None;
+        }
         Some(Unpacked {
             name: self.name,
             image: root.join("vmlinuz"),
@@ -106,14 +122,37 @@ pub fn ensure(cache: &Cache, kernels: &[&'static Kernel]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Makes the tree of a kernel in the cache.
 fn fetch(cache: &Cache, apt: &Apt, kernel: &Kernel) -> Result<(), Error> {
     let names = apt.search(&format!("^{}", kernel.packages))?;
-    let Some(image) = newest(&names) else {
-        return Err(Error::NoKernel {
-            pattern: kernel.packages.to_owned(),
-            suites: apt.suites.clone(),
-        });
+    let none = || Error::NoKernel {
+        pattern: kernel.packages.to_owned(),
+        suites: apt.suites.clone(),
     };
+    let kernels = cache.path("kernels");
+    fs::create_dir_all(&kernels).map_err(Error::file("create", &kernels))?;
+    // In the cache itself, so that the finished tree can be renamed into place.
+    let work = tempfile::Builder::new()
+        .prefix(".unpacking-")
+        .tempdir_in(&kernels)
+        .map_err(Error::file("create a directory in", &kernels))?;
+    let tree = work.path().join("tree");
+    if kernel.built.is_some() {
+        let source = newest_source(&names).ok_or_else(none)?;
+        iommufd_kernel::build(cache, apt, source, &tree)?;
+    } else {
+        let image = newest(&names).ok_or_else(none)?;
+        unpack(apt, kernel, image, work.path(), &tree)?;
+    }
+    let target = kernels.join(kernel.name);
+    if target.exists() {
+        fs::remove_dir_all(&target).map_err(Error::file("remove", &target))?;
+    }
+    fs::rename(&tree, &target).map_err(Error::file("rename into place", &target))
+}
+
+/// Makes `tree` out of the package `image` and those that it needs.
+fn unpack(apt: &Apt, kernel: &Kernel, image: &str, work: &Path, tree: &Path) -> Result<(), Error> {
     let release = release(image).unwrap_or_default().to_owned();
     eprintln!("lab: fetching kernel {} ({release})", kernel.name);
     // Since 7.x the image and the modules are packages of their own.
@@ -123,22 +162,9 @@ fn fetch(cache: &Cache, apt: &Apt, kernel: &Kernel) -> Result<(), Error> {
             .into_iter()
             .filter(|name| name.starts_with("linux-") && name.contains(&release)),
     );
-    let kernels = cache.path("kernels");
-    fs::create_dir_all(&kernels).map_err(Error::file("create", &kernels))?;
-    // In the cache itself, so that the finished tree can be renamed into place.
-    let work = tempfile::Builder::new()
-        .prefix(".unpacking-")
-        .tempdir_in(&kernels)
-        .map_err(Error::file("create a directory in", &kernels))?;
-    let unpacked = work.path().join("root");
-    apt.unpack(&packages, &work.path().join("packages"), &unpacked)?;
-    let tree = work.path().join("tree");
-    arrange(&unpacked, &tree, &release, kernel.name)?;
-    let target = kernels.join(kernel.name);
-    if target.exists() {
-        fs::remove_dir_all(&target).map_err(Error::file("remove", &target))?;
-    }
-    fs::rename(&tree, &target).map_err(Error::file("rename into place", &target))
+    let unpacked = work.join("root");
+    apt.unpack(&packages, &work.join("packages"), &unpacked)?;
+    arrange(&unpacked, tree, &release, kernel.name)
 }
 
 /// Makes the tree of one kernel out of its unpacked packages: `vmlinuz`, `vmlinux`, `lib/modules/RELEASE`, and `release`, which is
@@ -198,6 +224,19 @@ fn newest(packages: &[String]) -> Option<&str> {
         .map(|(_, _, package)| package)
 }
 
+/// The package of the source code of the highest version: `linux-source-7.3`.
+fn newest_source(packages: &[String]) -> Option<&str> {
+    let version = |package: &str| -> Option<Vec<u32>> {
+        let version = package.strip_prefix("linux-source-")?;
+        version.split('.').map(|word| word.parse().ok()).collect()
+    };
+    packages
+        .iter()
+        .filter_map(|package| Some((version(package)?, package.as_str())))
+        .max()
+        .map(|(_, package)| package)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,6 +263,8 @@ mod tests {
             Some("linux-image-6.12.117+deb13-amd64")
         );
         assert_eq!(newest(&names(&["linux-image-amd64-dbg"])), None);
+        let sources = names(&["linux-source-6.9", "linux-source-6.12", "linux-source"]);
+        assert_eq!(newest_source(&sources), Some("linux-source-6.12"));
     }
 
     #[test]

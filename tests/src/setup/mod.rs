@@ -3,6 +3,7 @@
 mod apt;
 mod images;
 mod initramfs;
+mod iommufd_kernel;
 mod kernels;
 mod modules;
 mod sources;

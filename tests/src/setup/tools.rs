@@ -56,16 +56,66 @@ const TOOLS: [Tool; 7] = [
 /// The statically linked busybox.
 pub const BUSYBOX: &str = "/usr/bin/busybox";
 
+/// What it takes to build a kernel.
+const COMPILER: [Tool; 7] = [
+    Tool {
+        package: "gcc",
+        file: "/usr/bin/gcc",
+    },
+    Tool {
+        package: "make",
+        file: "/usr/bin/make",
+    },
+    Tool {
+        package: "flex",
+        file: "/usr/bin/flex",
+    },
+    Tool {
+        package: "bison",
+        file: "/usr/bin/bison",
+    },
+    Tool {
+        package: "bc",
+        file: "/usr/bin/bc",
+    },
+    Tool {
+        package: "libelf-dev",
+        file: "/usr/include/libelf.h",
+    },
+    Tool {
+        package: "libssl-dev",
+        file: "/usr/include/openssl/opensslv.h",
+    },
+];
+
 /// Installs what is missing.
 pub fn ensure(cache: &Cache) -> Result<(), Error> {
-    let mut missing: Vec<&str> = TOOLS
-        .iter()
-        .filter(|tool| !present(tool))
-        .map(|tool| tool.package)
-        .collect();
-    if qemu_version().is_none_or(|version| version < QEMU_VERSION) {
+    let mut missing = missing(&TOOLS);
+    let old_qemu = || qemu_version().is_none_or(|version| version < QEMU_VERSION);
+    if old_qemu() {
         missing.push(QEMU_PACKAGE);
     }
+    provide(cache, &missing)?;
+    if !missing.is_empty() && old_qemu() {
+        return Err(Error::Packages {
+            packages: QEMU_PACKAGE.to_owned(),
+            reason: format!("the version installed is older than {QEMU_VERSION}"),
+        });
+    }
+    Ok(())
+}
+
+/// Installs what building a kernel takes.
+pub fn ensure_compiler(cache: &Cache) -> Result<(), Error> {
+    provide(cache, &missing(&COMPILER))
+}
+
+fn missing(tools: &[Tool]) -> Vec<&'static str> {
+    let absent = tools.iter().filter(|tool| !present(tool));
+    absent.map(|tool| tool.package).collect()
+}
+
+fn provide(cache: &Cache, missing: &[&str]) -> Result<(), Error> {
     if missing.is_empty() {
         return Ok(());
     }
@@ -79,14 +129,7 @@ pub fn ensure(cache: &Cache) -> Result<(), Error> {
     }
     let mirror = Mirror::of_this_machine().map_err(|error| refuse(error.to_string()))?;
     eprintln!("lab: installing {packages}");
-    install(cache, &mirror, &missing).map_err(|error| refuse(crate::error::chain(&error)))?;
-    match qemu_version() {
-        Some(version) if version >= QEMU_VERSION => Ok(()),
-        _ => Err(Error::Packages {
-            packages: QEMU_PACKAGE.to_owned(),
-            reason: format!("the version installed is older than {QEMU_VERSION}"),
-        }),
-    }
+    install(cache, &mirror, missing).map_err(|error| refuse(crate::error::chain(&error)))
 }
 
 fn install(cache: &Cache, mirror: &Mirror, packages: &[&str]) -> Result<(), Error> {

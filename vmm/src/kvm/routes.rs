@@ -13,7 +13,7 @@ use kvm_ioctls::VmFd;
 use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::routing_table::{Chip, Route, RoutingTable, Step, with_extended_destination};
+use super::routing_table::{Chip, Route, RoutingTable, Step};
 use crate::error::kvm_call;
 use crate::profile::{Profile, Subject};
 
@@ -37,12 +37,11 @@ pub struct VmIrqs {
 }
 
 impl VmIrqs {
-    /// For a VM with in-kernel interrupt controllers. `extended_destinations`: the guest was told
-    /// KVM_FEATURE_MSI_EXT_DEST_ID.
-    pub fn new(vm: Arc<VmFd>, extended_destinations: bool, profile: &Arc<Profile>) -> Self {
+    /// For a VM with in-kernel interrupt controllers.
+    pub fn new(vm: Arc<VmFd>, profile: &Arc<Profile>) -> Self {
         let profile = Arc::clone(profile);
         let kvm = Arc::new(KvmCalls { vm, profile });
-        let routes = Routes::new(Arc::clone(&kvm), extended_destinations);
+        let routes = Routes::new(Arc::clone(&kvm));
         Self { kvm, routes }
     }
 
@@ -74,7 +73,6 @@ impl IntxLines for VmIrqs {
 /// Message routes over some kernel.
 struct Routes<K> {
     kernel: Arc<K>,
-    extended_destinations: bool,
     state: Mutex<RoutingTable>,
 }
 
@@ -85,10 +83,9 @@ enum Done<'a> {
 }
 
 impl<K: IrqKernel> Routes<K> {
-    fn new(kernel: Arc<K>, extended_destinations: bool) -> Self {
+    fn new(kernel: Arc<K>) -> Self {
         Self {
             kernel,
-            extended_destinations,
             state: Mutex::default(),
         }
     }
@@ -99,13 +96,7 @@ impl<K: IrqKernel> Routes<K> {
         let mut connect = Vec::new();
         let mut disconnect = Vec::new();
         for change in changes {
-            let message = match change.message {
-                Some(message) if self.extended_destinations => {
-                    Some(with_extended_destination(message))
-                }
-                other => other,
-            };
-            match table.change(change.id, message).map_err(no_gsi)? {
+            match table.change(change.id, change.message).map_err(no_gsi)? {
                 Step::Connect(gsi) => connect.push((change.trigger, gsi)),
                 Step::Disconnect(gsi) => disconnect.push((change.trigger, gsi)),
                 Step::Keep => {}
@@ -296,7 +287,7 @@ mod tests {
     }
 
     fn routes() -> (Routes<Recorder>, EventFd) {
-        let routes = Routes::new(Arc::new(Recorder::default()), false);
+        let routes = Routes::new(Arc::new(Recorder::default()));
         (routes, EventFd::new(0).unwrap())
     }
 

@@ -155,18 +155,6 @@ impl RoutingTable {
     }
 }
 
-/// The message as KVM takes it with 32-bit APIC ids: a guest that was told
-/// KVM_FEATURE_MSI_EXT_DEST_ID puts bits 8 to 14 of the APIC id into address bits 5 to 11, KVM
-/// wants bits 8 to 31 in the upper half (Documentation/virt/kvm/api.rst, KVM_CAP_X2APIC_API).
-pub fn with_extended_destination(message: MsiMessage) -> MsiMessage {
-    const FIELD: u64 = 0x7F << 5;
-    let high = (message.address & FIELD) >> 5;
-    MsiMessage {
-        address: message.address & !FIELD | high << 40,
-        data: message.data,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,15 +229,5 @@ mod tests {
         }
         assert_eq!(table.change(id(room), message(0)), Err(NoFreeGsi));
         assert_eq!(table.routes().len(), ROUTES_MAX);
-    }
-
-    #[test]
-    fn extended_destinations_move_to_the_upper_half() {
-        let told = MsiMessage {
-            address: 0xfee1_2000 | 0x7F << 5,
-            data: 0,
-        };
-        let wanted = 0xfee1_2000 | 0x7F00u64 << 32;
-        assert_eq!(with_extended_destination(told).address, wanted);
     }
 }

@@ -7,16 +7,17 @@ use std::sync::Arc;
 use arch::layout;
 use devices::assign::ports::CallError;
 use kvm_bindings::{
-    KVM_CAP_X2APIC_API, KVM_DEV_VFIO_FILE, KVM_DEV_VFIO_FILE_ADD, KVM_MAX_CPUID_ENTRIES,
-    KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK, KVM_X2APIC_API_USE_32BIT_IDS, kvm_cpuid_entry2,
-    kvm_create_device, kvm_device_attr, kvm_device_type_KVM_DEV_TYPE_VFIO, kvm_enable_cap,
+    KVM_DEV_VFIO_FILE, KVM_DEV_VFIO_FILE_ADD, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2,
+    kvm_create_device, kvm_device_attr, kvm_device_type_KVM_DEV_TYPE_VFIO,
 };
 use kvm_ioctls::{Cap, DeviceFd, Kvm, VmFd};
 
 use crate::error::{Error, kvm_call};
 
-/// From this many vCPUs on there are APIC ids that need x2APIC: 255 is the broadcast id.
-const X2APIC_CPUS: u32 = 256;
+/// APIC ids are 0 to 254 at most: 255 means all of them. KVM's IOAPIC has 8 bits for the id of the
+/// vCPU that an interrupt goes to (arch/x86/kvm/ioapic.h, `dest_id`) and ignores those that a guest
+/// with KVM_FEATURE_MSI_EXT_DEST_ID would add: it would interrupt another vCPU.
+const CPUS_MAX: u32 = 255;
 /// KVM_GET_API_VERSION has answered this since 2007.
 const API_VERSION: i32 = 12;
 
@@ -51,11 +52,7 @@ impl Host {
                 return Err(Error::KvmLacks { lack });
             }
         }
-        let most = kvm.get_max_vcpus() as u32;
-        if cpus > most {
-            let text = format!("{cpus} vCPUs are more than the {most} that this host's KVM allows");
-            return Err(Error::Host(text));
-        }
+        check_cpus(cpus, kvm.get_max_vcpus() as u32)?;
         let cpuid = kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map_err(kvm_call("KVM_GET_SUPPORTED_CPUID"))?;
@@ -67,8 +64,8 @@ impl Host {
         })
     }
 
-    /// Creates a VM with in-kernel interrupt controllers for `cpus` vCPUs.
-    pub fn create_vm(&self, cpus: u32) -> Result<Arc<VmFd>, Error> {
+    /// Creates a VM with in-kernel interrupt controllers.
+    pub fn create_vm(&self) -> Result<Arc<VmFd>, Error> {
         let vm = self.kvm.create_vm().map_err(kvm_call("KVM_CREATE_VM"))?;
         // Intel without unrestricted guest runs real mode through these pages; harmless elsewhere.
         vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
@@ -76,23 +73,23 @@ impl Host {
         vm.set_tss_address(layout::KVM_TSS as usize)
             .map_err(kvm_call("KVM_SET_TSS_ADDR"))?;
         vm.create_irq_chip().map_err(no_irqchip)?;
-        if needs_x2apic(cpus) {
-            let flags = KVM_X2APIC_API_USE_32BIT_IDS | KVM_X2APIC_API_DISABLE_BROADCAST_QUIRK;
-            let capability = kvm_enable_cap {
-                cap: KVM_CAP_X2APIC_API,
-                args: [flags.into(), 0, 0, 0],
-                ..Default::default()
-            };
-            vm.enable_cap(&capability)
-                .map_err(kvm_call("KVM_ENABLE_CAP (KVM_CAP_X2APIC_API)"))?;
-        }
         Ok(Arc::new(vm))
     }
 }
 
-/// Whether some APIC id does not fit into the 8 bits of an MSI or xAPIC.
-pub fn needs_x2apic(cpus: u32) -> bool {
-    cpus >= X2APIC_CPUS
+/// Checks the number of vCPUs against our limit and `most`, KVM's.
+fn check_cpus(cpus: u32, most: u32) -> Result<(), Error> {
+    let text = if cpus > CPUS_MAX {
+        format!(
+            "{cpus} vCPUs are more than {CPUS_MAX}, the most that KVM's IOAPIC can interrupt (its \
+             APIC ids have 8 bits)"
+        )
+    } else if cpus > most {
+        format!("{cpus} vCPUs are more than the {most} that this host's KVM allows")
+    } else {
+        return Ok(());
+    };
+    Err(Error::Host(text))
 }
 
 fn cannot_open(error: kvm_ioctls::Error) -> Error {
@@ -175,8 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn x2apic_is_needed_when_an_apic_id_reaches_255() {
-        assert!(!needs_x2apic(255));
-        assert!(needs_x2apic(256));
+    fn more_vcpus_than_the_ioapic_or_kvm_can_have_are_a_preflight_error() {
+        assert!(check_cpus(255, 4096).is_ok());
+        let of_ioapic = check_cpus(256, 4096).unwrap_err();
+        assert_eq!(of_ioapic.class(), Class::Preflight);
+        assert!(chain(&of_ioapic).contains("more than 255"));
+        assert!(chain(&of_ioapic).contains("IOAPIC"));
+        let of_kvm = check_cpus(9, 8).unwrap_err();
+        assert!(chain(&of_kvm).contains("the 8 that this host's KVM"));
     }
 }

@@ -32,6 +32,7 @@ use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
 use crate::options::{BarAddress, Decode, RomOption, VfioOption};
 use crate::profile::{Profile, ProfiledFunction, ProfiledIommu};
+use crate::run::FaultHandler;
 
 /// The largest file that is taken for an expansion ROM.
 const ROM_MAX: usize = 16 << 20;
@@ -149,6 +150,9 @@ impl Placed {
     ) -> Result<Self, Error> {
         let options = config.vfio.iter().map(device_options);
         let options = options.collect::<Result<Vec<_>, _>>()?;
+        for (device, options) in opened.devices.iter().zip(&options) {
+            options.check(device)?;
+        }
         let reachable = |option: &DeviceOptions| option.peer_to_peer != PeerToPeer::Off;
         let windows = Windows {
             mmio32: from_arch(&layout::MMIO32),
@@ -220,7 +224,7 @@ impl Placed {
             |number, pin| layout::intx_gsi(slot(number), pin.saturating_sub(1)),
         )?;
         Ok(Installed {
-            assignment,
+            assignment: Arc::new(assignment),
             devfns,
             _vfio: vfio,
         })
@@ -229,7 +233,7 @@ impl Placed {
 
 /// Devices that the guest can reach.
 pub struct Installed {
-    assignment: Assignment,
+    assignment: Arc<Assignment>,
     /// Where each sits on the root bus.
     devfns: Vec<u8>,
     /// Closing it would undo KVM's registration of the devices.
@@ -241,6 +245,38 @@ impl Installed {
     pub fn functions(&self) -> &[Arc<AssignedFunction>] {
         self.assignment.functions()
     }
+
+    /// Tells which device's memory is missing.
+    pub fn fault_handler(&self) -> FaultHandler {
+        let assignment = Arc::clone(&self.assignment);
+        Box::new(move |gpa| {
+            let devices = assignment.functions().iter();
+            let devices: Vec<Bdf> = devices.map(|function| function.bdf()).collect();
+            missing_memory(gpa, |gpa| assignment.describe(gpa), &devices)
+        })
+    }
+}
+
+/// `describe` finds the BAR at an address. Older kernels do not tell the address: then all
+/// `devices` are named.
+fn missing_memory(
+    gpa: Option<u64>,
+    describe: impl Fn(u64) -> Option<String>,
+    devices: &[Bdf],
+) -> Option<String> {
+    let Some(gpa) = gpa else {
+        let names: Vec<String> = devices.iter().map(Bdf::to_string).collect();
+        return Some(format!(
+            "it may be in a BAR of {} that the host took away: see `dmesg` there for errors of \
+             the device, a reset or an unbind",
+            names.join(" or ")
+        ));
+    };
+    let bar = describe(gpa)?;
+    Some(format!(
+        "it is {bar}, which the host took away: see `dmesg` there for errors of the device, a \
+         reset or an unbind"
+    ))
 }
 
 /// The PCI bus: host bridge, assigned functions, configuration space by ECAM and by port, and the
@@ -345,4 +381,27 @@ fn to_arch(range: &Range) -> AddressRange {
 
 fn from_arch(range: &AddressRange) -> Range {
     Range::from_bounds(range.start, range.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_memory_is_told_with_its_device_and_where_to_look() {
+        let bar = |gpa| (gpa == 0x1000).then(|| "0000:41:00.0 BAR 2 + 0x0".to_owned());
+        let devices: Vec<Bdf> = ["41:00.0", "42:00.0"]
+            .map(|bdf| bdf.parse().unwrap())
+            .into();
+        let known = missing_memory(Some(0x1000), bar, &devices).unwrap();
+        assert!(known.contains("0000:41:00.0 BAR 2"), "{known}");
+        assert!(known.contains("dmesg"), "{known}");
+        assert_eq!(missing_memory(Some(0x2000), bar, &devices), None);
+        let unknown = missing_memory(None, bar, &devices).unwrap();
+        assert!(
+            unknown.contains("0000:41:00.0 or 0000:42:00.0"),
+            "{unknown}"
+        );
+        assert!(unknown.contains("dmesg"), "{unknown}");
+    }
 }

@@ -26,16 +26,17 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::config::Config;
-use crate::console::{Console, ConsolePort, Output};
+use crate::console::{self, Console, ConsolePort};
 use crate::device_events::DeviceEvents;
 use crate::error::Error;
 use crate::events::EventLoop;
 use crate::kvm::memslots::{self, VmMemSlots};
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vcpu::Vcpu;
-use crate::kvm::vm::{self, Host};
+use crate::kvm::vm::Host;
 use crate::memory::{Backing, GuestRam};
 use crate::memory_check;
+use crate::output::Output;
 use crate::pauses::Pauses;
 use crate::profile::{Profile, ProfiledSlots};
 use crate::ram_mapping::Surroundings;
@@ -43,14 +44,14 @@ use crate::run::{VcpuContext, VcpuThreads};
 use crate::signals::Signals;
 use crate::stop::{Outcome, Stop};
 use crate::terminal::RawTerminal;
-use assigned::{Opening, Placed};
+use assigned::{Installed, Opening, Placed};
 use ram::RamPreparation;
 
 /// Builds the machine that `config` describes, runs it, and tells how it ended.
 pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let stop = Arc::new(Stop::new().map_err(Error::system("create an eventfd"))?);
-    // Before any thread, so that every thread leaves these signals to the event loop.
-    let signals = Signals::block(Arc::clone(&stop)).map_err(Error::system("block signals"))?;
+    // Before any other thread, so that every thread leaves these signals to that one.
+    let signals = Signals::take(Arc::clone(&stop)).map_err(Error::system("block signals"))?;
     let cpus = config.cpus.0;
 
     let mut source = {
@@ -81,9 +82,9 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
 
     let vm = {
         let _span = profile.span("create VM");
-        host.create_vm(cpus)?
+        host.create_vm()?
     };
-    let irqs = VmIrqs::new(Arc::clone(&vm), vm::needs_x2apic(cpus), profile);
+    let irqs = VmIrqs::new(Arc::clone(&vm), profile);
     let irqs = Arc::new(irqs);
     let slots = Arc::new(VmMemSlots::new(Arc::clone(&vm), host.memslots));
     let slots: Arc<dyn MemSlots> = match &opening {
@@ -137,14 +138,15 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
             phys_bits,
             guest_phys_bits,
             tsc_deadline: host.tsc_deadline,
-            msi_ext_dest_id: vm::needs_x2apic(cpus),
+            // Every APIC id fits into 8 bits.
+            msi_ext_dest_id: false,
         };
         create_vcpus(&vm, &host, &cpuid, &entry)?
     };
 
+    let signals_end_run = signals.end_run();
     let terminal = RawTerminal::enter().map_err(Error::system("set the terminal to raw mode"))?;
     let mut events = EventLoop::new(Arc::clone(&stop))?;
-    events.add(Box::new(signals));
     let input = Console::new(Arc::clone(&console), terminal.is_some(), Arc::clone(&stop))
         .map_err(Error::system("create a timer"))?;
     events.add(Box::new(input));
@@ -158,17 +160,19 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         ports,
         mmio,
         stop: Arc::clone(&stop),
-        on_fault: None,
+        on_fault: installed.as_ref().map(Installed::fault_handler),
         profile: Arc::clone(profile),
         start_gate: prepared.start_gate(),
     };
     let threads = VcpuThreads::start(vcpus, context, &pauses)?;
     let ended = events.run();
+    // From now on a second signal ends the process, should the rest take long.
+    drop(signals_end_run);
     profile.mark("run ended");
     prepared.cancel();
     console.close();
     drop(threads);
-    console.flush();
+    console::write_last(&console);
     ended?;
     Ok(stop.take().unwrap_or(Outcome::Quit))
 }
@@ -201,7 +205,7 @@ fn serial_console(irqs: &VmIrqs) -> Result<Arc<ConsolePort>, Error> {
     let interrupt = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
         .map_err(Error::system("create an eventfd"))?;
     irqs.connect_edge(&interrupt, layout::COM1_GSI)?;
-    let port = SerialPort::new(interrupt, Output(io::stdout()))
+    let port = SerialPort::new(interrupt, Output::new(io::stdout()))
         .map_err(Error::system("create an eventfd"))?;
     Ok(Arc::new(port))
 }

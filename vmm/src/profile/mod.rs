@@ -21,6 +21,7 @@ use nix::unistd::{SysconfVar, sysconf};
 use parking_lot::Mutex;
 
 use crate::options::{BootProfile, ProfileForm, ProfileMoment};
+use crate::output;
 
 pub use calls::{ProfiledIommu, ProfiledSlots};
 pub use pci::ProfiledFunction;
@@ -144,7 +145,7 @@ impl Profile {
 
     fn print(&self, form: ProfileForm) {
         if !self.printed.swap(true, Ordering::Relaxed) {
-            eprint!("{}", report::report(self, form));
+            output::message(&report::report(self, form));
         }
     }
 
@@ -171,6 +172,11 @@ impl Profile {
     /// Records a decision and its reason.
     pub fn note(&self, text: String) {
         self.notes.lock().push(text);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn note_count(&self) -> usize {
+        self.notes.lock().len()
     }
 
     /// Makes `call` and counts it.
