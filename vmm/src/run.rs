@@ -17,7 +17,7 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 use crate::error::Error;
 use crate::kvm::vcpu::{ExitHandler, Pause, Vcpu};
 use crate::pauses::{Entry, Pauses, Turn};
-use crate::profile::Profile;
+use crate::profile::{Profile, Subject};
 use crate::stop::{Outcome, Stop};
 
 /// Between two signals to a thread that has not ended yet.
@@ -143,7 +143,7 @@ fn run(mut vcpu: Vcpu, mut turn: Turn, context: &VcpuContext) {
         match turn.enter(&context.stop) {
             Entry::Guest => {}
             Entry::WasHeldUp => {
-                tell_held_up(&vcpu);
+                tell_held_up(&vcpu, &context.profile);
                 continue;
             }
             Entry::End => return,
@@ -164,8 +164,9 @@ fn run(mut vcpu: Vcpu, mut turn: Turn, context: &VcpuContext) {
     }
 }
 
-fn tell_held_up(vcpu: &Vcpu) {
-    if let Err(error) = vcpu.tell_held_up() {
+fn tell_held_up(vcpu: &Vcpu, profile: &Profile) {
+    let tell = || vcpu.tell_held_up();
+    if let Err(error) = profile.call("KVM_KVMCLOCK_CTRL", Subject::Machine, tell) {
         let id = vcpu.id();
         tracing::warn!(
             "vCPU {id} was held up and its guest cannot be told, its watchdogs may complain: {error}: {}",

@@ -217,8 +217,8 @@ unprivileged() { # hard limit of locked memory, options
         Test::new(
             "ram::a_node_can_be_chosen",
             config(),
-            "GUEST_MEMORY=512M,node=0 guest true; GUEST_MEMORY=512M,node=auto guest true --vfio $LAB_BDF_nvme
-             vmm --kernel $LAB_KERNEL --memory 512M,node=7; echo LAST",
+            "GUEST_MEMORY=256M,node=0 guest true; GUEST_MEMORY=256M,node=auto guest true --vfio $LAB_BDF_nvme
+             vmm --kernel $LAB_KERNEL --memory 512M,node=7",
             |outcome| {
                 outcome.expect("node=7")?;
                 let ends: Vec<_> = outcome.values("VMM EXIT").collect();
@@ -227,7 +227,8 @@ unprivileged() { # hard limit of locked memory, options
                     _ => Err(format!("the exits are {ends:?}")),
                 }
             },
-        ),
+        )
+        .within(240),
     ]
 }
 
