@@ -37,8 +37,9 @@ const LOOK: Duration = Duration::from_millis(20);
 const THREADS_MAX: u64 = 32;
 /// A thread is started for so many bytes.
 const BYTES_PER_THREAD: u64 = 256 << 20;
-/// The lowest priority of ordinary threads.
-const NICE_LOWEST: i32 = 19;
+/// The priority of threads while the guest runs: a tenth of a vCPU's share where they compete. Lower
+/// still, and a guest on a busy host would wait longer for its first DMA than it gained before.
+const NICE_BACKGROUND: i32 = 10;
 
 /// Whether the threads give way to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,7 +143,7 @@ impl RamMapping {
     /// On Linux a thread has a priority of its own (setpriority(2), "C library/kernel differences").
     fn take_part_low(&self) {
         // Where it cannot be lowered it competes with the guest.
-        let _ = setpriority_process(None, NICE_LOWEST);
+        let _ = setpriority_process(None, NICE_BACKGROUND);
         let thread = gettid();
         self.low.lock().push(thread);
         self.take_part();
