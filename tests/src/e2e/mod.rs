@@ -4,6 +4,7 @@
 //! Tests that need equal machines share one boot. To add one, write it into the file of its subject and name it in that
 //! file's `tests()`.
 
+mod bars;
 mod boot;
 mod config;
 pub mod demo;
@@ -66,6 +67,7 @@ impl Test {
 pub fn all() -> Vec<Test> {
     [
         boot::tests(),
+        bars::tests(),
         demo::tests(),
         gpus::tests(),
         interrupts::tests(),
