@@ -47,7 +47,7 @@ pub struct Config {
         long,
         visible_alias = "append",
         value_name = "TEXT",
-        default_value = "console=ttyS0",
+        default_value = "console=ttyS0 panic=-1",
         allow_hyphen_values = true
     )]
     pub cmdline: String,
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn a_kernel_is_all_that_must_be_given() {
         let config = run(&["--kernel", "k"]);
-        assert_eq!(config.cmdline, "console=ttyS0");
+        assert_eq!(config.cmdline, "console=ttyS0 panic=-1");
         assert_eq!(config.memory.size.0, 1 << 30);
         assert_eq!(config.cpus.0, 1);
         assert_eq!(config.iommu, Iommu::Auto);

@@ -1,6 +1,7 @@
 //! What the host must grant before anything is opened for a guest: enough reserved huge pages, a
 //! NUMA node that is there, and leave to lock guest RAM in memory for assigned devices.
 
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -56,6 +57,18 @@ pub enum MemoryCheckError {
         /// Those that there are, as in 0-1.
         present: String,
     },
+    /// The host has less memory than devices need.
+    #[error(
+        "devices need all {} of guest memory, and the host has {}: ask for less with --memory",
+        Bytes(*needed),
+        Mebibytes(*total)
+    )]
+    HostMemory {
+        /// Bytes of guest RAM.
+        needed: u64,
+        /// Bytes of the host's RAM.
+        total: u64,
+    },
     /// The limit of locked memory is too low.
     #[error(
         "devices need all {} of guest memory locked, and this process may lock {} (RLIMIT_MEMLOCK); \
@@ -83,9 +96,44 @@ pub fn check(config: &Config, profile: &Profile) -> Result<Option<NodePolicy>, M
         check_huge_pages(root, size, pages, strict.map(|policy| policy.node))?;
     }
     if !config.vfio.is_empty() {
+        if config.memory.huge_pages.is_none() {
+            check_host_memory(root, size)?;
+        }
         check_locked(size, raise_locked_limit())?;
     }
     Ok(policy)
+}
+
+/// Bytes as whole MiB.
+struct Mebibytes(u64);
+
+impl fmt::Display for Mebibytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} MiB", self.0 >> 20)
+    }
+}
+
+/// Devices need all guest RAM at once: more than the host has would get the process killed in the
+/// midst of it. Less than that but more than is free now may work or not: that is a warning.
+fn check_host_memory(root: &Path, needed: u64) -> Result<(), MemoryCheckError> {
+    let text = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
+    let bytes = |name: &str| -> Option<u64> {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        let kib: u64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
+        kib.checked_mul(1024)
+    };
+    match (bytes("MemTotal:"), bytes("MemAvailable:")) {
+        (Some(total), _) if needed > total => Err(MemoryCheckError::HostMemory { needed, total }),
+        (_, Some(available)) if needed > available => {
+            tracing::warn!(
+                "devices need all {} of guest memory, and {} are available on the host now: the kernel may kill this process (--memory asks for less)",
+                Bytes(needed),
+                Mebibytes(available)
+            );
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn node_policy(
@@ -213,6 +261,25 @@ mod tests {
         for (name, value) in values {
             fs::write(directory.join(name), value).unwrap();
         }
+    }
+
+    #[test]
+    fn more_memory_than_the_host_has_is_refused_and_named() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("proc")).unwrap();
+        let text = "MemTotal:        6000000 kB\nMemAvailable:    5000000 kB\n";
+        fs::write(root.path().join("proc/meminfo"), text).unwrap();
+        for gib in [1, 5] {
+            assert!(check_host_memory(root.path(), gib << 30).is_ok());
+        }
+        let error = check_host_memory(root.path(), 100 << 30).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("100 GiB") && text.contains("5859 MiB"),
+            "{text}"
+        );
+        // A host that does not tell is not held against the user.
+        assert!(check_host_memory(Path::new("/nonexistent"), 100 << 30).is_ok());
     }
 
     #[test]

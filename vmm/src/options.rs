@@ -265,9 +265,15 @@ impl FromStr for VfioOption {
         };
         for part in parts {
             match part.split_once('=') {
-                Some(("p2p", value)) => option.p2p = P2p::from_str(value, false)?,
+                Some(("p2p", value)) => {
+                    let unknown = |_| format!("p2p={value}: auto, on and off are known");
+                    option.p2p = P2p::from_str(value, false).map_err(unknown)?;
+                }
                 Some(("decode", "sticky")) => option.decode = Decode::Sticky,
                 Some(("decode", "strict")) => option.decode = Decode::Strict,
+                Some(("decode", value)) => {
+                    return Err(format!("decode={value}: sticky and strict are known"));
+                }
                 Some(("rom", "off")) => option.rom = RomOption::Off,
                 Some(("rom", "on")) => option.rom = RomOption::On,
                 Some(("rom", file)) if !file.is_empty() => {

@@ -10,6 +10,7 @@ use std::thread;
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 
+use crate::profile::Profile;
 use crate::stop::{Outcome, Stop};
 use crate::terminal;
 
@@ -28,7 +29,7 @@ pub struct Signals {
 impl Signals {
     /// Blocks the signals in this thread, and so in all threads that it starts from now on but the
     /// one that takes them.
-    pub fn take(stop: Arc<Stop>) -> io::Result<Self> {
+    pub fn take(stop: Arc<Stop>, profile: Arc<Profile>) -> io::Result<Self> {
         let set: SigSet = ENDING.into_iter().collect();
         set.thread_block()?;
         let runs = Arc::new(Mutex::new(false));
@@ -47,6 +48,8 @@ impl Signals {
                     } else {
                         // With the lock held: the run does not begin any more.
                         terminal::restore();
+                        // Where a start takes long is when its profile is wanted most.
+                        profile.finish();
                         process::exit(outcome.code().into());
                     }
                 }

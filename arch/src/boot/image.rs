@@ -61,7 +61,7 @@ pub enum ImageProblem {
 impl fmt::Display for ImageProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Io(error) => error.fmt(f),
+            Self::Io(error) => write!(f, "cannot be read: {error}"),
             Self::Directory(expected) => write!(f, "is a directory; expected {expected}"),
             Self::Empty(expected) => write!(f, "is empty; expected {expected}"),
             Self::NotAKernel(what) => write!(f, "is {what}; expected {EXPECTED_KERNEL}"),
@@ -366,7 +366,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .starts_with("/nowhere/vmlinuz: No such file")
+                .starts_with("/nowhere/vmlinuz: cannot be read: No such file")
         );
     }
 

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use arch::layout::{self, AddressRange};
 use devices::assign::function::AssignedFunction;
@@ -33,6 +34,9 @@ use crate::kvm::vm;
 use crate::options::{BarAddress, Decode, RomOption, VfioOption};
 use crate::profile::{Profile, ProfiledFunction, ProfiledIommu};
 use crate::run::FaultHandler;
+
+/// BARs that take longer to install are worth a word.
+const SLOW_INSTALL: Duration = Duration::from_secs(5);
 
 /// The largest file that is taken for an expansion ROM.
 const ROM_MAX: usize = 16 << 20;
@@ -214,6 +218,7 @@ impl Placed {
         };
         let devfns = self.opened.devfns;
         let slot = |number: usize| devfns.get(number).copied().unwrap_or(0) >> 3;
+        let begin = Instant::now();
         let assignment = Assignment::new(
             self.opened.devices,
             &self.options,
@@ -223,6 +228,12 @@ impl Placed {
             // PCI counts pins from 1, the routing table from 0.
             |number, pin| layout::intx_gsi(slot(number), pin.saturating_sub(1)),
         )?;
+        if begin.elapsed() > SLOW_INSTALL {
+            tracing::warn!(
+                "mapping the BARs took {} s: a host kernel before Linux 6.15 maps them page by page for other devices to reach; p2p=off on each --vfio does without",
+                begin.elapsed().as_secs()
+            );
+        }
         Ok(Installed {
             assignment: Arc::new(assignment),
             devfns,

@@ -51,7 +51,8 @@ use ram::RamPreparation;
 pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let stop = Arc::new(Stop::new().map_err(Error::system("create an eventfd"))?);
     // Before any other thread, so that every thread leaves these signals to that one.
-    let signals = Signals::take(Arc::clone(&stop)).map_err(Error::system("block signals"))?;
+    let signals = Signals::take(Arc::clone(&stop), Arc::clone(profile))
+        .map_err(Error::system("block signals"))?;
     let cpus = config.cpus.0;
 
     let mut source = {
