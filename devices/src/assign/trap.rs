@@ -1,5 +1,6 @@
 //! Accesses to BARs that reach the VMM: which BAR answers, and which part of the access is its.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::commit::{BarEngine, BarKey};
@@ -56,38 +57,43 @@ impl BarWindow {
         };
         (1..len).take_while(same).count() + 1
     }
+
+    /// Calls `access` for each part of an access of `len` bytes that one BAR answers: the part, the
+    /// function, BAR index and offset in the BAR.
+    fn for_each_part(
+        &self,
+        offset: u64,
+        len: usize,
+        mut access: impl FnMut(Range<usize>, &AssignedFunction, u8, u64),
+    ) {
+        let mut at = 0;
+        while at < len {
+            let here = offset.saturating_add(at as u64);
+            let Some((function, key, in_bar)) = self.find(here) else {
+                at += 1;
+                continue;
+            };
+            let run = self.run(key, here, len - at);
+            access(at..at + run, function, key.bar, in_bar);
+            at += run;
+        }
+    }
 }
 
 impl BusDevice for BarWindow {
     fn read(&self, offset: u64, data: &mut [u8]) {
-        let mut at = 0;
-        while let Some(rest) = data.get_mut(at..).filter(|rest| !rest.is_empty()) {
-            let here = offset.saturating_add(at as u64);
-            let Some((function, key, in_bar)) = self.find(here) else {
-                at += 1;
-                continue;
-            };
-            let run = self.run(key, here, rest.len());
-            if let Some(bytes) = rest.get_mut(..run) {
-                function.read_bar(key.bar, in_bar, bytes);
+        self.for_each_part(offset, data.len(), |part, function, bar, at| {
+            if let Some(bytes) = data.get_mut(part) {
+                function.read_bar(bar, at, bytes);
             }
-            at += run;
-        }
+        });
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        let mut at = 0;
-        while let Some(rest) = data.get(at..).filter(|rest| !rest.is_empty()) {
-            let here = offset.saturating_add(at as u64);
-            let Some((function, key, in_bar)) = self.find(here) else {
-                at += 1;
-                continue;
-            };
-            let run = self.run(key, here, rest.len());
-            if let Some(bytes) = rest.get(..run) {
-                function.write_bar(key.bar, in_bar, bytes);
+        self.for_each_part(offset, data.len(), |part, function, bar, at| {
+            if let Some(bytes) = data.get(part) {
+                function.write_bar(bar, at, bytes);
             }
-            at += run;
-        }
+        });
     }
 }
