@@ -213,7 +213,7 @@ pub fn read(args: &mut Args) -> Result<(), Error> {
     let width = args.width(Some(4))?;
     args.end()?;
     let page = Page::of_file(&target.file, target.offset)?;
-    let_an_interrupt_pass();
+    let_an_interrupt_pass(width)?;
     let value = page.read(target.offset, width)?;
     println!("PROBE read at={text} width={width} value={value:#x}");
     Ok(())
@@ -226,7 +226,7 @@ pub fn write(args: &mut Args) -> Result<(), Error> {
     let value = args.number("VALUE")?;
     args.end()?;
     let page = Page::of_file(&target.file, target.offset)?;
-    let_an_interrupt_pass();
+    let_an_interrupt_pass(width)?;
     page.write(target.offset, width, value)
 }
 
@@ -234,6 +234,12 @@ pub fn write(args: &mut Args) -> Result<(), Error> {
 /// EXITINTINFO, without its valid bit; KVM since 6.14 takes an access that it has to emulate then
 /// for one during the delivery of an event, and gives up (svm_check_emulate_instruction). A timer
 /// interrupt in between leaves something harmless there.
-fn let_an_interrupt_pass() {
-    std::thread::sleep(std::time::Duration::from_millis(3));
+///
+/// The code of an access is brought in before, so that it does not fault itself.
+fn let_an_interrupt_pass(width: u64) -> Result<(), Error> {
+    let zero = Page::of_file(Path::new("/dev/zero"), 0)?;
+    let value = zero.read(0, width)?;
+    zero.write(0, width, value)?;
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    Ok(())
 }

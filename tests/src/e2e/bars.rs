@@ -25,6 +25,19 @@ const PRELUDE: &str = "E=0000:00:01.0; V=0000:00:02.0; probe enable $V; \
      mem() { probe config write $V 4 2 $1; }; \
      put() { mem 0; low $1; high $1; mem 6; }; ";
 
+/// A guest whose accesses are emulated from user space: the lab's emulated processor makes KVM give
+/// up on one now and then (see the probe's mmio.rs), so such a run is repeated, and says so.
+const EMULATED: &str = r#"
+emulated() {
+    for i in 1 2 3 4 5; do
+        guest "$@" >$TMPDIR/out 2>&1
+        grep -aq "KVM internal error 3" $TMPDIR/out || break
+        echo "again: the emulated processor left an old exception in EXITINTINFO"
+    done
+    cat $TMPDIR/out
+}
+"#;
+
 const ONES: &str = "0xffffffffffffffff";
 const WORD: &str = "0x1122334455667788";
 
@@ -61,17 +74,18 @@ pub fn tests() -> Vec<Test> {
         Test::new(
             "bars::dma_reaches_another_device_before_and_after_its_bar_moved",
             config(),
-            format!("guest '{PRELUDE}{PEERS}' {both}"),
+            format!("{EMULATED}emulated '{PRELUDE}{PEERS}' {both}"),
             |outcome| {
                 outcome.expect_clean()?;
                 all_are(outcome, &["FIRST", "MOVED", "SECOND"], 1, WORD)?;
                 all_are(outcome, &["LEFT"], 1, ONES)
             },
-        ),
+        )
+        .within(240),
         Test::new(
             "bars::an_illegal_address_answers_nowhere_and_the_old_one_works_again",
             config(),
-            format!("guest '{PRELUDE}{ILLEGAL}' {both},decode=strict"),
+            format!("{EMULATED}emulated '{PRELUDE}{ILLEGAL}' {both},decode=strict"),
             |outcome| {
                 outcome.expect_clean()?;
                 all_are(outcome, &["GONE"], 10, ONES)?;
@@ -79,7 +93,8 @@ pub fn tests() -> Vec<Test> {
                 all_are(outcome, &["OFF"], 1, ONES)?;
                 all_are(outcome, &["ON"], 1, WORD)
             },
-        ),
+        )
+        .within(240),
         Test::new(
             "bars::a_disk_works_after_the_guest_reset_its_function",
             config(),
