@@ -20,6 +20,11 @@ const WIDE_IOMMU_BITS: u32 = 41;
 const HOST_CMDLINE: &str = "console=ttyS0 intel_iommu=on iommu=pt panic=-1 mitigations=off nokaslr \
     random.trust_cpu=on no_timer_check cryptomgr.notests initcall_blacklist=load_system_certificate_list";
 
+/// What a kernel with a built-in KVM is told as well. The emulated CPU does not say that its time-stamp counter is
+/// constant: a KVM that starts before the kernel has measured the counter a second time would then give guests the first
+/// result, and no timer interrupts where the two differ.
+const BUILT_IN_KVM_CMDLINE: &str = " setcpuid=constant_tsc";
+
 /// L1's CPU. `max` offers SVM with nested paging; what is left out are promises that `rep stosb` and `rep movsb` are fast:
 /// the emulator executes them byte by byte, which makes a kernel that believes them clear memory three times slower.
 const CPU: &str = "max,-erms,-fsrm,-fzrm,-fsrs";
@@ -169,6 +174,9 @@ fn base(machine: &MachineArgs) -> Result<Vec<String>, Error> {
 
 fn boot(machine: &MachineArgs, kernel: &Bootable) -> [String; 6] {
     let mut append = HOST_CMDLINE.to_owned();
+    if machine.host_kernel == "iommufd" {
+        append.push_str(BUILT_IN_KVM_CMDLINE);
+    }
     append.push_str(if machine.verbose {
         " ignore_loglevel"
     } else {
