@@ -44,8 +44,6 @@ pub struct CpuidConfig {
     pub guest_phys_bits: u8,
     /// KVM offers the TSC deadline timer (KVM_CAP_TSC_DEADLINE_TIMER).
     pub tsc_deadline: bool,
-    /// MSIs to APIC ids above 254 are routed by us: tell the guest that it may send them.
-    pub msi_ext_dest_id: bool,
 }
 
 /// Address widths that KVM reports: physical bits, and how many of them the host can map for a
@@ -130,11 +128,8 @@ fn adjust(entry: &mut kvm_cpuid_entry2, config: &CpuidConfig, amd: bool) {
             entry.eax = entry.eax & 0x3FFF | sharing(level, cpus) << 14 | cores << 26;
         }
         leaf::KVM_FEATURES => {
-            set(
-                &mut entry.eax,
-                KVM_EAX_MSI_EXT_DEST_ID,
-                config.msi_ext_dest_id,
-            );
+            // Every APIC id fits into the 8 bits of a plain message.
+            set(&mut entry.eax, KVM_EAX_MSI_EXT_DEST_ID, false);
         }
         leaf::EXTENDED_FEATURES if cpus == 1 => entry.ecx &= !EXTENDED_ECX_CMP_LEGACY,
         leaf::ADDRESS_SIZES => address_sizes(entry, config, amd),
@@ -224,7 +219,6 @@ mod tests {
             phys_bits: 46,
             guest_phys_bits: 46,
             tsc_deadline: true,
-            msi_ext_dest_id: false,
         }
     }
 
@@ -313,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn x2apic_and_hypervisor_are_told_and_extended_msis_only_when_routed() {
+    fn x2apic_and_hypervisor_are_told_and_extended_msis_are_not() {
         let entries = common(&host(), &config(2));
         let features = find(&entries, 1, 0);
         assert_ne!(features.ecx & FEATURE_ECX_X2APIC, 0);
@@ -321,9 +315,5 @@ mod tests {
         assert_ne!(features.ecx & FEATURE_ECX_TSC_DEADLINE, 0);
         let kvm = find(&entries, 0x4000_0001, 0);
         assert_eq!(kvm.eax & KVM_EAX_MSI_EXT_DEST_ID, 0);
-        let mut extended = config(300);
-        extended.msi_ext_dest_id = true;
-        let kvm = find(&common(&host(), &extended), 0x4000_0001, 0);
-        assert_ne!(kvm.eax & KVM_EAX_MSI_EXT_DEST_ID, 0);
     }
 }

@@ -18,12 +18,6 @@ pub enum AssignError {
         /// The kernel's reason.
         source: CallError,
     },
-    /// A thread that opened a device ended without a result.
-    #[error("{bdf}: the thread that opened the device has died")]
-    OpenThread {
-        /// The device.
-        bdf: Bdf,
-    },
     /// A region or an interrupt kind cannot be queried, read or written.
     #[error("{bdf}: {what} is not accessible")]
     Query {
@@ -151,11 +145,9 @@ impl AssignError {
             | Self::NoRoomForClique { .. }
             | Self::Export { .. }
             | Self::Ram { .. } => true,
-            Self::OpenThread { .. }
-            | Self::Query { .. }
-            | Self::Mmap { .. }
-            | Self::Populate { .. }
-            | Self::Install(_) => false,
+            Self::Query { .. } | Self::Mmap { .. } | Self::Populate { .. } | Self::Install(_) => {
+                false
+            }
         }
     }
 

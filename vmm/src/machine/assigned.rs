@@ -1,6 +1,7 @@
 //! The wiring of assigned devices, in the order in which `machine` calls it:
 //! [`Opening::begin`], [`Opening::finish`], [`Placed::new`], [`Placed::install`], [`add_to_buses`].
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -45,7 +46,6 @@ const ROM_MAX: usize = 16 << 20;
 pub struct Opening {
     iommu: Arc<ProfiledIommu>,
     usable: Vec<Range>,
-    bdfs: Vec<Bdf>,
     devfns: Vec<u8>,
     thread: JoinHandle<Result<Vec<SizedDevice>, AssignError>>,
 }
@@ -79,7 +79,7 @@ impl Opening {
         profile.note(format!("IOMMU backend: {}, {}", iommu.name(), chosen.why));
         let usable = iommu.iova_ranges()?;
         let thread = {
-            let (iommu, bdfs, profile) = (Arc::clone(&iommu), bdfs.clone(), Arc::clone(profile));
+            let (iommu, profile) = (Arc::clone(&iommu), Arc::clone(profile));
             thread::Builder::new()
                 .name("open".to_owned())
                 .spawn(move || {
@@ -91,7 +91,6 @@ impl Opening {
         Ok(Some(Self {
             iommu,
             usable,
-            bdfs,
             devfns,
             thread,
         }))
@@ -111,9 +110,8 @@ impl Opening {
     /// Waits until all devices are open; adds to them what the options ask for.
     pub fn finish(self, config: &Config, profile: &Profile) -> Result<Opened, Error> {
         let _span = profile.span("wait for devices");
-        let first = self.bdfs.first().copied().unwrap_or_default();
-        let died = |_| Err(AssignError::OpenThread { bdf: first });
-        let mut devices = self.thread.join().unwrap_or_else(died)?;
+        let opened = self.thread.join();
+        let mut devices = opened.unwrap_or_else(|panic| resume_unwind(panic))?;
         for (device, option) in devices.iter_mut().zip(&config.vfio) {
             device.load_rom(&rom_source(&option.rom)?)?;
             if let Some(clique) = option.clique {
@@ -228,9 +226,13 @@ impl Placed {
             // PCI counts pins from 1, the routing table from 0.
             |number, pin| layout::intx_gsi(slot(number), pin.saturating_sub(1)),
         )?;
-        if begin.elapsed() > SLOW_INSTALL {
+        let reachable = self
+            .options
+            .iter()
+            .any(|o| o.peer_to_peer != PeerToPeer::Off);
+        if reachable && begin.elapsed() > SLOW_INSTALL {
             tracing::warn!(
-                "mapping the BARs took {} s: a host kernel before Linux 6.15 maps them page by page for other devices to reach; p2p=off on each --vfio does without",
+                "mapping the BARs took {} s: host kernels before Linux 6.15 map them page by page for other devices to reach; p2p=off on each --vfio does without",
                 begin.elapsed().as_secs()
             );
         }

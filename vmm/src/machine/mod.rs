@@ -139,8 +139,6 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
             phys_bits,
             guest_phys_bits,
             tsc_deadline: host.tsc_deadline,
-            // Every APIC id fits into 8 bits.
-            msi_ext_dest_id: false,
         };
         create_vcpus(&vm, &host, &cpuid, &entry)?
     };
