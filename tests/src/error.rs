@@ -112,6 +112,14 @@ pub enum Error {
         /// The directory with the logs.
         log: PathBuf,
     },
+    /// The only CPU of a deterministic machine spins for ever.
+    #[error("{what}: the deterministic machine hangs, see registers and console in {}", log.display())]
+    Hung {
+        /// What was run.
+        what: String,
+        /// The directory with the logs.
+        log: PathBuf,
+    },
     /// `cargo lab demo` or `cargo lab test` found something wrong; the details have been printed.
     #[error("{0}")]
     Failed(String),

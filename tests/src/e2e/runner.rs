@@ -121,7 +121,7 @@ fn boot(tests: &[&Test], verbose: bool, done: &mut dyn FnMut(Report)) -> Result<
     config.clean();
     match result {
         Ok(_) => Ok(()),
-        Err(error @ (Error::Timeout { .. } | Error::HostDied { .. })) => {
+        Err(error @ (Error::Timeout { .. } | Error::Hung { .. } | Error::HostDied { .. })) => {
             eprintln!("lab: {}", error::chain(&error));
             Ok(())
         }

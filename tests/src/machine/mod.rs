@@ -2,6 +2,7 @@
 
 mod channels;
 mod devices;
+mod hang;
 pub mod job;
 mod monitor;
 mod qemu;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 
 pub use channels::Source;
 use channels::{Event, READERS};
+use monitor::Monitor;
 
 use crate::cli::MachineArgs;
 use crate::command;
@@ -95,12 +97,9 @@ impl Boot<'_> {
             let result = self.once(&mut held);
             let out = held.out;
             match result {
-                Err(Error::Timeout { .. }) if attempt < RETRIES => {
+                Err(error @ (Error::Timeout { .. } | Error::Hung { .. })) if attempt < RETRIES => {
                     attempt += 1;
-                    eprintln!(
-                        "lab: the deterministic machine hung for {} s; trying again ({attempt} of {RETRIES})",
-                        self.machine.timeout
-                    );
+                    eprintln!("lab: {error}; trying again ({attempt} of {RETRIES})");
                 }
                 result => {
                     sink.bytes(Source::Out, &out);
@@ -156,6 +155,8 @@ impl Boot<'_> {
             lab: &lab,
             log: &log,
             control: String::new(),
+            monitor: None,
+            watch: hang::Watch::default(),
             status: None,
         };
         session.attend(&events, sink)?;
@@ -178,6 +179,9 @@ struct Attendant<'a> {
     log: &'a Path,
     /// What the control channel said since its last whole line.
     control: String,
+    /// The monitor, once it has been needed.
+    monitor: Option<Monitor>,
+    watch: hang::Watch,
     status: Option<u8>,
 }
 
@@ -189,9 +193,18 @@ impl Attendant<'_> {
             File::create(&console_path).map_err(Error::file("create", &console_path))?;
         let limit = self.boot.machine.limit();
         let deadline = Instant::now() + limit;
+        let mut look = Instant::now() + hang::INTERVAL;
         let mut open = READERS;
         while open > 0 {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let now = Instant::now();
+            if self.boot.machine.deterministic && now >= look {
+                self.look()?;
+                look = Instant::now() + hang::INTERVAL;
+            }
+            let mut left = deadline.saturating_duration_since(now);
+            if self.boot.machine.deterministic {
+                left = left.min(hang::INTERVAL);
+            }
             match events.recv_timeout(left) {
                 Ok(Event::Closed) => open -= 1,
                 Ok(Event::Bytes(Source::Console, bytes)) => {
@@ -205,10 +218,35 @@ impl Attendant<'_> {
                 Ok(Event::Bytes(Source::Control, bytes)) => self.listen(&bytes)?,
                 Ok(Event::Bytes(source, bytes)) => sink.bytes(source, &bytes),
                 Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
                 Err(RecvTimeoutError::Timeout) => return Err(self.timeout(limit)),
             }
         }
         Ok(())
+    }
+
+    /// Looks at the CPU of a deterministic machine.
+    fn look(&mut self) -> Result<(), Error> {
+        let Ok(registers) = self.monitor().and_then(Monitor::registers) else {
+            // QEMU ends, which its channels tell.
+            return Ok(());
+        };
+        if self.watch.look(&registers) {
+            write(&self.log.join("registers"), &registers)?;
+            return Err(Error::Hung {
+                what: self.boot.what.to_owned(),
+                log: self.log.to_path_buf(),
+            });
+        }
+        Ok(())
+    }
+
+    fn monitor(&mut self) -> Result<&mut Monitor, Error> {
+        let monitor = match self.monitor.take() {
+            Some(monitor) => monitor,
+            None => Monitor::connect(&self.lab.monitor)?,
+        };
+        Ok(self.monitor.insert(monitor))
     }
 
     fn timeout(&self, limit: Duration) -> Error {
@@ -236,7 +274,7 @@ impl Attendant<'_> {
 
     /// Answers with the addresses of the devices; L1's kernel has numbered the buses by now.
     fn tell_addresses(&mut self) -> Result<(), Error> {
-        let addresses = monitor::addresses(&self.lab.monitor)?;
+        let addresses = self.monitor()?.addresses()?;
         let answer = answer(&self.plan.assigned, &self.plan.left, &addresses);
         (&self.lab.control)
             .write_all(answer.as_bytes())

@@ -1,57 +1,82 @@
-//! QEMU's monitor, asked for the addresses that devices were given.
+//! QEMU's monitor, asked for the addresses that devices were given and for what the CPU does.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::error::Error;
 
 /// A monitor that does not answer within this time is broken.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The bus addresses of all devices that have an id.
-pub fn addresses(stream: &UnixStream) -> Result<HashMap<String, String>, Error> {
-    stream
-        .set_read_timeout(Some(PATIENCE))
-        .map_err(Error::channel("set a time limit for QEMU's monitor"))?;
-    let mut reader = BufReader::new(stream);
-    // The greeting.
-    read(&mut reader)?;
-    ask(stream, &mut reader, "qmp_capabilities")?;
-    let buses = ask(stream, &mut reader, "query-pci")?;
-    let mut found = HashMap::new();
-    for bus in buses.as_array().into_iter().flatten() {
-        collect(bus, &mut found);
-    }
-    Ok(found)
+/// A connection to the monitor.
+pub struct Monitor {
+    reader: BufReader<UnixStream>,
 }
 
-fn ask(mut stream: &UnixStream, reader: &mut impl BufRead, command: &str) -> Result<Value, Error> {
-    let request = format!("{{\"execute\":\"{command}\"}}\n");
-    stream
-        .write_all(request.as_bytes())
-        .map_err(Error::channel("write to QEMU's monitor"))?;
-    loop {
-        let mut answer = read(reader)?;
-        if let Some(error) = answer.get("error") {
-            return Err(Error::Monitor(format!("{command}: {error}")));
+impl Monitor {
+    /// Waits for the monitor's greeting and makes it take commands.
+    pub fn connect(stream: &UnixStream) -> Result<Self, Error> {
+        let stream = stream
+            .try_clone()
+            .map_err(Error::channel("duplicate a socket"))?;
+        stream
+            .set_read_timeout(Some(PATIENCE))
+            .map_err(Error::channel("set a time limit for QEMU's monitor"))?;
+        let mut monitor = Self {
+            reader: BufReader::new(stream),
+        };
+        monitor.read()?;
+        monitor.ask(&json!({"execute": "qmp_capabilities"}))?;
+        Ok(monitor)
+    }
+
+    /// The bus addresses of all devices that have an id.
+    pub fn addresses(&mut self) -> Result<HashMap<String, String>, Error> {
+        let buses = self.ask(&json!({"execute": "query-pci"}))?;
+        let mut found = HashMap::new();
+        for bus in buses.as_array().into_iter().flatten() {
+            collect(bus, &mut found);
         }
-        // Events may come in between.
-        if let Some(value) = answer.get_mut("return") {
-            return Ok(value.take());
+        Ok(found)
+    }
+
+    /// The registers of the first CPU, as `info registers` prints them.
+    pub fn registers(&mut self) -> Result<String, Error> {
+        let answer = self.ask(&json!({
+            "execute": "human-monitor-command",
+            "arguments": {"command-line": "info registers"}
+        }))?;
+        Ok(answer.as_str().unwrap_or_default().to_owned())
+    }
+
+    fn ask(&mut self, request: &Value) -> Result<Value, Error> {
+        self.reader
+            .get_mut()
+            .write_all(format!("{request}\n").as_bytes())
+            .map_err(Error::channel("write to QEMU's monitor"))?;
+        loop {
+            let mut answer = self.read()?;
+            if let Some(error) = answer.get("error") {
+                return Err(Error::Monitor(format!("{request}: {error}")));
+            }
+            // Events may come in between.
+            if let Some(value) = answer.get_mut("return") {
+                return Ok(value.take());
+            }
         }
     }
-}
 
-fn read(reader: &mut impl BufRead) -> Result<Value, Error> {
-    let mut line = String::new();
-    reader
-        .read_line(&mut line)
-        .map_err(Error::channel("read from QEMU's monitor"))?;
-    serde_json::from_str(&line).map_err(|error| Error::Monitor(format!("{error} in {line:?}")))
+    fn read(&mut self) -> Result<Value, Error> {
+        let mut line = String::new();
+        self.reader
+            .read_line(&mut line)
+            .map_err(Error::channel("read from QEMU's monitor"))?;
+        serde_json::from_str(&line).map_err(|error| Error::Monitor(format!("{error} in {line:?}")))
+    }
 }
 
 /// Walks a bus and the buses behind its bridges.
