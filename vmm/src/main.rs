@@ -32,7 +32,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use config::Command;
+use config::{Command, Config, UsageError};
 use error::{Error, chain};
 use profile::Profile;
 use stop::Outcome;
@@ -40,8 +40,6 @@ use stop::Outcome;
 fn main() -> ExitCode {
     let profile = Arc::new(Profile::start());
     terminal::install_panic_hook();
-    log::install();
-    limits::raise_open_files();
     let parsed = {
         let _span = profile.span("read options");
         config::parse(std::env::args_os())
@@ -55,8 +53,8 @@ fn main() -> ExitCode {
         }
         Err(error) => return report(&Outcome::Failed(error.into())),
     };
-    if let Some(wanted) = config.boot_profile {
-        profile.request(wanted);
+    if let Err(error) = prepare(&config, &profile) {
+        return report(&Outcome::Failed(error.into()));
     }
     let outcome = match machine::run(&config, &profile) {
         Ok(outcome) => outcome,
@@ -64,6 +62,18 @@ fn main() -> ExitCode {
     };
     profile.finish();
     report(&outcome)
+}
+
+/// What the machine does not know of: log, profile, limits.
+fn prepare(config: &Config, profile: &Profile) -> Result<(), UsageError> {
+    log::install(
+        config.log_level,
+        config.log_format,
+        config.log_file.as_deref(),
+    )?;
+    profile.request(&config.boot_profile)?;
+    limits::raise_open_files();
+    Ok(())
 }
 
 /// Says what has to be said, and returns the exit code.
