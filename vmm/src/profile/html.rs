@@ -46,7 +46,8 @@ pub fn page(record: &Record) -> String {
 fn summary(record: &Record) -> Markup {
     let moments = record.events.iter().filter(|event| event.length.is_none());
     html! {
-        table.moments {
+        table {
+            tr { th { "moment" } th { "ms" } }
             @for event in moments {
                 tr { td { (event.title()) } td.number { (time(event.at)) } }
             }
@@ -103,7 +104,7 @@ fn phases(record: &Record) -> Markup {
 
 fn calls(record: &Record) -> Markup {
     html! {
-        h2 { "Calls of the kernel, by class, device and BAR" }
+        h2 { "Calls and accesses, by class, device and BAR" }
         table {
             tr { th { "class" } th { "about" } th { "calls" } th { "total ms" } th { "longest ms" } }
             @for ((class, subject), tally) in &record.tallies {
