@@ -118,7 +118,7 @@ fn moment(event: &Event) -> TraceEvent {
     TraceEvent {
         ph: "i",
         dur: None,
-        s: Some("g"),
+        s: Some("p"),
         ..slice(event, "moment", THREADS, track(event.thread))
     }
 }
