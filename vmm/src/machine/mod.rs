@@ -33,7 +33,7 @@ use crate::events::EventLoop;
 use crate::kvm::memslots::{self, VmMemSlots};
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vcpu::Vcpu;
-use crate::kvm::vm::Host;
+use crate::kvm::vm::{self, Host};
 use crate::memory::{Backing, Choice, GuestRam};
 use crate::memory_check;
 use crate::output::Output;
@@ -104,6 +104,10 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     {
         let _span = profile.span("memslots of guest RAM");
         add_ram(slots.as_ref(), &ram)?;
+    }
+    {
+        let _span = profile.span("create interrupt controllers");
+        vm::add_irqchip(&vm)?;
     }
 
     let pauses = Arc::new(Pauses::default());
