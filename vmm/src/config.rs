@@ -1,5 +1,7 @@
 //! The command line.
 
+mod commands;
+
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
@@ -97,6 +99,11 @@ pub struct Config {
     #[arg(long, value_name = "SIZE")]
     pub mmio64_size: Option<Size>,
 
+    /// Prints where RAM and BARs would lie, and ends; exit status 3 and all that is in the way where
+    /// the guest could not be started
+    #[arg(long)]
+    pub dry_run: bool,
+
     /// Accepted for the habit: a guest's reset always ends mini-vmm, with status 32
     #[arg(long)]
     pub no_reboot: bool,
@@ -107,10 +114,27 @@ pub struct Config {
     pub boot_profile: Option<BootProfile>,
 }
 
+/// `mini-vmm check`.
+pub struct CheckCommand {
+    /// What a boot would be given.
+    pub config: Config,
+    /// A kernel was named.
+    pub has_kernel: bool,
+    /// Print JSON.
+    pub json: bool,
+}
+
 /// What the command line asks for.
 pub enum Command {
     /// Run a guest.
     Run(Box<Config>),
+    /// Say whether a guest could be run.
+    Check(Box<CheckCommand>),
+    /// List devices, as JSON or for people.
+    Devices {
+        /// As JSON.
+        json: bool,
+    },
     /// Print this (help or version) and exit with 0.
     Print(String),
 }
@@ -121,8 +145,14 @@ where
     I: IntoIterator<Item = T>,
     T: Into<std::ffi::OsString> + Clone,
 {
-    match Config::try_parse_from(arguments) {
-        Ok(config) => Ok(Command::Run(Box::new(config))),
+    let arguments: Vec<std::ffi::OsString> = arguments.into_iter().map(Into::into).collect();
+    let parsed = match arguments.get(1).and_then(|word| word.to_str()) {
+        Some("check") => commands::check(&arguments),
+        Some("devices") => commands::devices(&arguments),
+        _ => Config::try_parse_from(arguments).map(|config| Command::Run(Box::new(config))),
+    };
+    match parsed {
+        Ok(command) => Ok(command),
         Err(error)
             if matches!(
                 error.kind(),
@@ -197,7 +227,7 @@ mod tests {
     fn run(arguments: &[&str]) -> Config {
         match parse([&["mini-vmm"], arguments].concat()).unwrap() {
             Command::Run(config) => *config,
-            Command::Print(text) => panic!("{text}"),
+            _ => panic!("{arguments:?} is not a boot"),
         }
     }
 
@@ -254,6 +284,36 @@ mod tests {
         assert!(error(&["--kernel", "k", "--iommu", "vt-d"]).contains("vt-d"));
         assert!(error(&["--kernel", "k", "--cpus", "0"]).contains("at least 1"));
         assert!(error(&["--kernel", "k", "check"]).contains("check"));
+    }
+
+    #[test]
+    fn a_check_takes_devices_and_the_options_of_a_boot() {
+        let check = |arguments: &[&str]| match parse([&["mini-vmm", "check"], arguments].concat())
+            .unwrap()
+        {
+            Command::Check(command) => *command,
+            _ => panic!("{arguments:?} is not a check"),
+        };
+        let devices = ["41:00.0,p2p=off", "42:00.0", "--memory", "8G", "--json"];
+        let command = check(&devices);
+        assert!(command.json && !command.has_kernel);
+        assert_eq!(command.config.memory.size.0, 8 << 30);
+        let bdfs = command
+            .config
+            .vfio
+            .iter()
+            .map(|option| option.bdf.to_string());
+        assert_eq!(bdfs.collect::<Vec<_>>(), ["0000:41:00.0", "0000:42:00.0"]);
+        assert_eq!(command.config.vfio[0].p2p, P2p::Off);
+        // The line of a boot with the word before it.
+        let command = check(&["--kernel", "k", "--vfio", "41:00.0"]);
+        assert!(command.has_kernel);
+        assert_eq!(command.config.vfio.len(), 1);
+        assert!(error(&["check", "nonsense"]).contains("nonsense"));
+        assert!(error(&["check", "--foo"]).contains("--foo"));
+        assert!(error(&["devices", "41:00.0"]).contains("41:00.0"));
+        let list = parse(["mini-vmm", "devices", "--json"]).unwrap();
+        assert!(matches!(list, Command::Devices { json: true }));
     }
 
     #[test]

@@ -6,9 +6,11 @@
 // They panic when their end of a pipe is closed; see `output`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod check;
 mod config;
 mod console;
 mod device_events;
+mod devices_list;
 mod error;
 mod events;
 mod kvm;
@@ -20,6 +22,7 @@ mod memory_check;
 mod options;
 mod output;
 mod pauses;
+mod plan;
 mod profile;
 mod ram_mapping;
 mod ram_progress;
@@ -44,13 +47,14 @@ fn main() -> ExitCode {
     limits::raise_open_files();
     let config = match config::parse(std::env::args_os()) {
         Ok(Command::Run(config)) => config,
-        Ok(Command::Print(text)) => {
-            // Whoever closed our output does not want to read it.
-            let _ = std::io::stdout().write_all(text.as_bytes());
-            return ExitCode::SUCCESS;
-        }
+        Ok(Command::Check(command)) => return told(check::run(&command)),
+        Ok(Command::Devices { json }) => return told((devices_list::run(json), 0)),
+        Ok(Command::Print(text)) => return told((text, 0)),
         Err(error) => return report(&Outcome::Failed(error.into())),
     };
+    if config.dry_run {
+        return told(check::dry_run(&config));
+    }
     if let Some(wanted) = config.boot_profile {
         profile.request(wanted);
     }
@@ -60,6 +64,13 @@ fn main() -> ExitCode {
     };
     profile.finish();
     report(&outcome)
+}
+
+/// Prints a text; returns the exit code that comes with it.
+fn told((text, code): (String, u8)) -> ExitCode {
+    // Whoever closed our output does not want to read it.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    ExitCode::from(code)
 }
 
 /// Says what has to be said, and returns the exit code.

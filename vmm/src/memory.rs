@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use arch::layout::{AddressRange, GIB, MIB};
@@ -63,16 +64,16 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// Chooses by what was asked for and what the host allows; says why.
-    pub fn choose(huge_pages: Option<HugePages>) -> (Self, &'static str) {
-        const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+    /// Chooses by what was asked for and what the host (sysfs below `root`) allows; says why.
+    pub fn choose(root: &Path, huge_pages: Option<HugePages>) -> (Self, &'static str) {
         match huge_pages {
             Some(size) => (Self::Huge(size), "hugetlb memfd, as asked for"),
             None => {
-                let read = |path: String| fs::read_to_string(path).unwrap_or_default();
-                let all = read(format!("{THP}/shmem_enabled"));
-                let of_2m = read(format!("{THP}/hugepages-2048kB/shmem_enabled"));
-                let anonymous = read(format!("{THP}/enabled"));
+                let settings = root.join("sys/kernel/mm/transparent_hugepage");
+                let read = |file: &str| fs::read_to_string(settings.join(file)).unwrap_or_default();
+                let all = read("shmem_enabled");
+                let of_2m = read("hugepages-2048kB/shmem_enabled");
+                let anonymous = read("enabled");
                 if shmem_may_be_huge(&all, &of_2m) {
                     let why = "memfd: the host gives shared memory huge pages (shmem_enabled)";
                     (Self::Shared, why)

@@ -12,7 +12,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, DeviceFd, Kvm, VmFd};
 
-use crate::error::{Error, kvm_call};
+use crate::error::{Error, HostError, kvm_call};
 
 /// APIC ids are 0 to 254 at most: 255 means all of them. KVM's IOAPIC has 8 bits for the id of the
 /// vCPU that an interrupt goes to (arch/x86/kvm/ioapic.h, `dest_id`) and ignores those that a guest
@@ -78,18 +78,15 @@ impl Host {
 }
 
 /// Checks the number of vCPUs against our limit and `most`, KVM's.
-fn check_cpus(cpus: u32, most: u32) -> Result<(), Error> {
-    let text = if cpus > CPUS_MAX {
-        format!(
-            "{cpus} vCPUs are more than {CPUS_MAX}, the most that KVM's IOAPIC can interrupt (its \
-             APIC ids have 8 bits)"
-        )
-    } else if cpus > most {
-        format!("{cpus} vCPUs are more than the {most} that this host's KVM allows")
-    } else {
-        return Ok(());
-    };
-    Err(Error::Host(text))
+fn check_cpus(cpus: u32, most: u32) -> Result<(), HostError> {
+    match (cpus > CPUS_MAX, cpus > most) {
+        (true, _) => Err(HostError::IoapicCpus {
+            cpus,
+            most: CPUS_MAX,
+        }),
+        (false, true) => Err(HostError::KvmCpus { cpus, most }),
+        (false, false) => Ok(()),
+    }
 }
 
 fn cannot_open(error: kvm_ioctls::Error) -> Error {
@@ -174,11 +171,11 @@ mod tests {
     #[test]
     fn more_vcpus_than_the_ioapic_or_kvm_can_have_are_a_preflight_error() {
         assert!(check_cpus(255, 4096).is_ok());
-        let of_ioapic = check_cpus(256, 4096).unwrap_err();
+        let of_ioapic = Error::from(check_cpus(256, 4096).unwrap_err());
         assert_eq!(of_ioapic.class(), Class::Preflight);
         assert!(chain(&of_ioapic).contains("more than 255"));
         assert!(chain(&of_ioapic).contains("IOAPIC"));
-        let of_kvm = check_cpus(9, 8).unwrap_err();
+        let of_kvm = Error::from(check_cpus(9, 8).unwrap_err());
         assert!(chain(&of_kvm).contains("the 8 that this host's KVM"));
     }
 }

@@ -5,9 +5,10 @@
 
 mod assigned;
 mod ram;
-mod slots;
+pub mod slots;
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,7 +74,7 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let holes = opening.as_ref().map(Opening::holes).unwrap_or_default();
 
     let (phys_bits, guest_phys_bits) = cpuid::address_bits(&host.cpuid);
-    let (backing, why) = Backing::choose(config.memory.huge_pages);
+    let (backing, why) = Backing::choose(Path::new("/"), config.memory.huge_pages);
     profile.note(format!("guest RAM: {why}"));
     let ram_layout = lay_out_ram(config, backing, &holes, 1 << guest_phys_bits)?;
     let ram = {
