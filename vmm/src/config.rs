@@ -26,26 +26,46 @@ in 41:00.0, 0000:41:00.0 or by its path under /sys. Options, separated by commas
   rom=off|on|FILE        the expansion ROM: not shown (off), the device's, or the contents of FILE
   gpudirect-clique=N     NVIDIA's driver may use peer-to-peer among GPUs of clique N, 0 to 15";
 
+/// How the command is called, in all its forms.
+const USAGE: &str = "\
+mini-vmm --kernel FILE [--vfio BDF]… [OPTIONS]
+       mini-vmm check BDF… [OPTIONS] [--json]
+       mini-vmm devices [--json]";
+
+/// What `--help` ends with.
+const EXAMPLES: &str = "\
+Examples:
+  mini-vmm devices                                   which devices there are, and which can be assigned
+  mini-vmm check 41:00.0 --memory 64G                whether a guest could be started, and what to do about it
+  mini-vmm --kernel bzImage --initrd initrd.img --memory 64G --cpus 8 --vfio 41:00.0 --vfio 61:00.0
+  mini-vmm --kernel bzImage --memory 64G,hugepages=1G,node=auto --vfio 41:00.0 --dry-run
+
+Exit status: 0 the guest switched itself off or was quit with Ctrl-A x, 1 runtime error,
+2 wrong usage or unusable file, 3 the host or a device is not ready,
+32 the guest asked for a reset, 33 the guest crashed, 128+N ended by signal N.";
+
+/// Headings of the options in `--help`.
+mod group {
+    pub const GUEST: &str = "Guest";
+    pub const DEVICES: &str = "Devices";
+    pub const MEMORY: &str = "How guest RAM is prepared";
+    pub const RUN: &str = "The run";
+}
+
 /// Starts a Linux guest with PCI devices of this machine assigned to it.
 #[derive(Clone, Debug, Parser)]
-#[command(
-    name = "mini-vmm",
-    version,
-    after_help = "Exit status: 0 the guest switched itself off or was quit with Ctrl-A x, 1 runtime error,\n\
-                  2 wrong usage or unusable file, 3 the host or a device is not ready,\n\
-                  32 the guest asked for a reset, 33 the guest crashed, 128+N ended by signal N."
-)]
+#[command(name = "mini-vmm", version, override_usage = USAGE, after_help = EXAMPLES)]
 pub struct Config {
     /// Kernel to boot: a bzImage, or an ELF kernel with a PVH entry
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = group::GUEST, long, value_name = "FILE")]
     pub kernel: PathBuf,
 
     /// Initial RAM file system
-    #[arg(long, visible_alias = "initramfs", value_name = "FILE")]
+    #[arg(help_heading = group::GUEST, long, visible_alias = "initramfs", value_name = "FILE")]
     pub initrd: Option<PathBuf>,
 
     /// Kernel command line
-    #[arg(
+    #[arg(help_heading = group::GUEST,
         long,
         visible_alias = "append",
         value_name = "TEXT",
@@ -56,7 +76,7 @@ pub struct Config {
 
     /// Guest RAM, as in 64G; with hugepages=2M or 1G from the host's reserved huge pages, with
     /// node=N from that NUMA node (auto: the first device's, if it has memory free)
-    #[arg(
+    #[arg(help_heading = group::GUEST,
         long,
         value_name = "SIZE[,hugepages=2M|1G][,node=N|auto]",
         default_value = "1G"
@@ -64,12 +84,12 @@ pub struct Config {
     pub memory: MemoryOption,
 
     /// Virtual CPUs, 255 at most
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(help_heading = group::GUEST, long, value_name = "N", default_value = "1")]
     pub cpus: Cpus,
 
     /// Assigns a PCI device that is bound to vfio-pci; may be given several times. The device is
     /// named as in 41:00.0, 0000:41:00.0 or by its path under /sys
-    #[arg(
+    #[arg(help_heading = group::DEVICES,
         long,
         value_name = "BDF[,OPTION=VALUE]…",
         long_help = VFIO_HELP
@@ -78,16 +98,16 @@ pub struct Config {
 
     /// The kernel's interface to the IOMMU; auto takes iommufd where the host offers it for all
     /// devices. iommufd has been tried less than type1
-    #[arg(long, value_name = "auto|type1|iommufd", default_value = "type1")]
+    #[arg(help_heading = group::DEVICES, long, value_name = "auto|type1|iommufd", default_value = "type1")]
     pub iommu: Iommu,
 
     /// When guest RAM is mapped for devices: deferred, while the guest runs already (the first
     /// device that masters the bus waits for it), or eager, before its first instruction
-    #[arg(long, value_name = "deferred|eager", default_value = "deferred")]
+    #[arg(help_heading = group::MEMORY, long, value_name = "deferred|eager", default_value = "deferred")]
     pub dma_map: DmaMap,
 
     /// Allocates all guest RAM before the first instruction, also without devices
-    #[arg(long, value_name = "on|off", default_value = "off")]
+    #[arg(help_heading = group::MEMORY, long, value_name = "on|off", default_value = "off")]
     pub prefault: Switch,
 
     /// Keeps the gate before bus mastering closed for so many seconds after a device came to it:
@@ -96,21 +116,21 @@ pub struct Config {
     pub test_hold_dma_gate: u64,
 
     /// Size of the 64-bit MMIO window instead of what the devices need
-    #[arg(long, value_name = "SIZE")]
+    #[arg(help_heading = group::DEVICES, long, value_name = "SIZE")]
     pub mmio64_size: Option<Size>,
 
     /// Prints where RAM and BARs would lie, and ends; exit status 3 and all that is in the way where
     /// the guest could not be started
-    #[arg(long)]
+    #[arg(help_heading = group::RUN, long)]
     pub dry_run: bool,
 
     /// Accepted for the habit: a guest's reset always ends mini-vmm, with status 32
-    #[arg(long)]
+    #[arg(help_heading = group::RUN, long)]
     pub no_reboot: bool,
 
     /// Reports on standard error where the time went: at the end, or when the guest writes mark
     /// 0x41 or 0x42 to I/O port 0x80
-    #[arg(long, value_name = "table|json[,at=41|42|exit]")]
+    #[arg(help_heading = group::RUN, long, value_name = "table|json[,at=41|42|exit]")]
     pub boot_profile: Option<BootProfile>,
 }
 
@@ -314,6 +334,33 @@ mod tests {
         assert!(error(&["devices", "41:00.0"]).contains("41:00.0"));
         let list = parse(["mini-vmm", "devices", "--json"]).unwrap();
         assert!(matches!(list, Command::Devices { json: true }));
+    }
+
+    #[test]
+    fn help_shows_every_option_under_a_heading_and_examples() {
+        let Ok(Command::Print(text)) = parse(["mini-vmm", "--help"]) else {
+            panic!();
+        };
+        for heading in [
+            group::GUEST,
+            group::DEVICES,
+            group::MEMORY,
+            group::RUN,
+            "Examples",
+        ] {
+            assert!(
+                text.contains(&format!("\n{heading}:\n")),
+                "{heading}: {text}"
+            );
+        }
+        // Only clap's own are left without one.
+        let rest = text.split("\nOptions:\n").nth(1).unwrap_or_default();
+        let rest = rest
+            .split("\n\n")
+            .filter(|part| part.contains("--"))
+            .count();
+        assert!(rest >= 1, "{text}");
+        assert!(text.contains("mini-vmm check BDF"), "{text}");
     }
 
     #[test]
