@@ -45,7 +45,11 @@ fn main() -> ExitCode {
     terminal::install_panic_hook();
     log::install();
     limits::raise_open_files();
-    let config = match config::parse(std::env::args_os()) {
+    let parsed = {
+        let _span = profile.span("read options");
+        config::parse(std::env::args_os())
+    };
+    let config = match parsed {
         Ok(Command::Run(config)) => config,
         Ok(Command::Check(command)) => return told(check::run(&command)),
         Ok(Command::Devices { json }) => return told((devices_list::run(json), 0)),
