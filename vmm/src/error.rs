@@ -208,6 +208,15 @@ impl Error {
             Self::Usage(_) => Remedy::advice("mini-vmm --help lists the options"),
             Self::Image(_) => Remedy::advice("name another file"),
             Self::Layout(_) => Remedy::advice("ask for another amount with --memory"),
+            Self::Assign(AssignError::NotEndpoint { .. }) => {
+                Remedy::advice("assign what is behind it")
+            }
+            Self::Assign(AssignError::NoSuchBar { .. }) => {
+                Remedy::advice("name one of those, or leave the option out")
+            }
+            Self::Assign(AssignError::Gone { bdf }) => Remedy::Run(format!(
+                "echo 1 > /sys/bus/pci/devices/{bdf}/remove; echo 1 > /sys/bus/pci/rescan"
+            )),
             // What there is to do stands in the message, or is a matter of the host's log.
             _ => Remedy::advice("see `dmesg` of the host, and docs/troubleshooting.md"),
         }

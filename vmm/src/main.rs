@@ -6,6 +6,8 @@
 // They panic when their end of a pipe is closed; see `output`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+#[cfg(test)]
+mod catalogue;
 mod check;
 mod config;
 mod console;

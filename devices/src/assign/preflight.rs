@@ -97,7 +97,7 @@ fn iommu_command(option: &str) -> String {
 fn bind_command(bdf: Bdf) -> String {
     let device = format!("/sys/bus/pci/devices/{bdf}");
     format!(
-        "modprobe vfio-pci; echo vfio-pci > {device}/driver_override; [ ! -e {device}/driver ] || echo {bdf} > {device}/driver/unbind; echo {bdf} > /sys/bus/pci/drivers_probe"
+        "[ -e /sys/bus/pci/drivers/vfio-pci ] || modprobe vfio-pci; echo vfio-pci > {device}/driver_override; [ ! -e {device}/driver ] || echo {bdf} > {device}/driver/unbind; echo {bdf} > /sys/bus/pci/drivers_probe"
     )
 }
 

@@ -23,9 +23,7 @@ use crate::sys::{HostRange, VfioPciDevice};
 #[derive(Debug, thiserror::Error)]
 pub enum Type1Error {
     /// /dev/vfio/vfio cannot be opened.
-    #[error(
-        "cannot open /dev/vfio/vfio (load the driver with `modprobe vfio-pci`, and see that you may read and write the file)"
-    )]
+    #[error("cannot open /dev/vfio/vfio ({})", container_remedy(.0))]
     OpenContainer(#[source] io::Error),
     /// The kernel's VFIO has no type1v2.
     #[error("this kernel's VFIO has no type1 IOMMU driver (run `modprobe vfio_iommu_type1`)")]
@@ -82,7 +80,7 @@ impl Type1Error {
     /// What mends it. The message holds it as well, before the kernel's reason.
     pub fn remedy(&self) -> Remedy {
         match self {
-            Self::OpenContainer(_) => Remedy::run(LOAD_VFIO),
+            Self::OpenContainer(source) => container_remedy(source),
             Self::NoType1 => Remedy::run(LOAD_TYPE1),
             Self::Container(_) => Remedy::advice("see `dmesg`"),
             Self::OpenGroup { group, source, .. } => match source.raw_os_error() {
@@ -108,7 +106,15 @@ impl Type1Error {
     }
 }
 
-const LOAD_VFIO: &str = "modprobe vfio-pci";
+fn container_remedy(source: &io::Error) -> Remedy {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            Remedy::Run(format!("chown {} /dev/vfio/vfio", Sysfs::own_user()))
+        }
+        _ => Remedy::run("modprobe vfio-pci"),
+    }
+}
+
 const LOAD_TYPE1: &str = "modprobe vfio_iommu_type1";
 
 /// Gives the file of `group` to the user who runs this.

@@ -185,7 +185,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("\n                fix: modprobe vfio-pci;"),
+            text.contains("\n                fix: [ -e /sys/bus"),
             "{text}"
         );
         assert!(text.ends_with("cannot be started: 1 failure.\n"), "{text}");

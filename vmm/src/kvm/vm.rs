@@ -89,7 +89,7 @@ fn check_cpus(cpus: u32, most: u32) -> Result<(), HostError> {
     }
 }
 
-fn cannot_open(error: kvm_ioctls::Error) -> Error {
+pub(crate) fn cannot_open(error: kvm_ioctls::Error) -> Error {
     let remedy = match error.errno() {
         libc::ENOENT | libc::ENXIO | libc::ENODEV => {
             "load the module with: modprobe kvm-intel, or modprobe kvm-amd; \
@@ -107,7 +107,7 @@ fn cannot_open(error: kvm_ioctls::Error) -> Error {
 }
 
 /// KVM built without CONFIG_KVM_IOAPIC knows no in-kernel controllers at all.
-fn no_irqchip(error: kvm_ioctls::Error) -> Error {
+pub(crate) fn no_irqchip(error: kvm_ioctls::Error) -> Error {
     if error.errno() == libc::ENOTTY {
         let lack = "has no in-kernel IOAPIC (the host kernel was built without CONFIG_KVM_IOAPIC); \
                     boot a host kernel with it";
