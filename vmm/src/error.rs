@@ -71,10 +71,12 @@ pub enum Error {
     #[error(transparent)]
     Acpi(#[from] AcpiTooLarge),
     /// KVM is not there, or not usable by us.
-    #[error("cannot use /dev/kvm ({remedy})")]
+    #[error("cannot use /dev/kvm ({remedy}; {besides})")]
     Kvm {
-        /// What to do about it.
-        remedy: &'static str,
+        /// What mends it.
+        remedy: Remedy,
+        /// What else there is to know.
+        besides: &'static str,
         /// The kernel's reason.
         source: io::Error,
     },
@@ -204,7 +206,7 @@ impl Error {
             Self::Device(error) => error.remedy(),
             Self::Iommu(error) => error.remedy(),
             Self::Place { source, .. } => source.remedy(),
-            Self::Kvm { remedy, .. } => Remedy::advice(*remedy),
+            Self::Kvm { remedy, .. } => remedy.clone(),
             Self::Usage(_) => Remedy::advice("mini-vmm --help lists the options"),
             Self::Image(_) => Remedy::advice("name another file"),
             Self::Layout(_) => Remedy::advice("ask for another amount with --memory"),

@@ -102,7 +102,7 @@ pub fn tests() -> Vec<Test> {
                     rest.split(',').next()
                 });
                 let told = told.ok_or("no address was told")?;
-                let bars = outcome.probe("bar");
+                let bars = outcome.probe("touched");
                 let seen = bars.iter().any(|bar| bar.get("address") == Some(&told));
                 match seen {
                     true => Ok(()),
@@ -158,14 +158,22 @@ pub fn tests() -> Vec<Test> {
         Test::new(
             "check::all_that_is_told_can_be_read_by_a_program",
             ram::config(),
-            "$LAB_VMM devices --json >$TMPDIR/devices; $LAB_VMM check $LAB_BDF_nvme --json >$TMPDIR/check; echo \"VMM EXIT $?\"
-             for file in devices check; do python3 -m json.tool <$TMPDIR/$file >$TMPDIR/out && echo \"READ $file\"; done
-             $LAB_VMM devices | grep ^$LAB_BDF_nvme",
+            "echo \"DEVICES $($LAB_VMM devices --json)\"; echo \"CHECK $($LAB_VMM check $LAB_BDF_nvme --json)\"
+             echo BDF $LAB_BDF_nvme",
             |outcome| {
-                outcome.expect_vmm("0")?;
-                outcome.expect("READ devices")?;
-                outcome.expect("READ check")?;
-                outcome.expect(" ready ")
+                let json = |key| -> Result<serde_json::Value, String> {
+                    let text = outcome.value(key)?;
+                    serde_json::from_str(&text).map_err(|error| format!("{key}: {error}"))
+                };
+                let bdf = outcome.value("BDF")?;
+                let devices = json("DEVICES")?;
+                let mut listed = devices.as_array().into_iter().flatten();
+                let ready = listed.any(|device| device["bdf"] == bdf && device["state"] == "ready");
+                let check = json("CHECK")?;
+                match ready && check["ready"] == true && check["plan"]["bars"][0]["device"] == bdf {
+                    true => Ok(()),
+                    false => Err(format!("not ready: {check}")),
+                }
             },
         ),
     ]);

@@ -50,6 +50,9 @@ pub fn all(
     let attach = attach && fit.len() == config.vfio.len();
     let bdfs: Vec<Bdf> = fit.iter().map(|(bdf, _)| *bdf).collect();
     iommu.usable = sysfs.usable_iova(&fit);
+    for (bdf, group) in &fit {
+        firmware_memory(report, sysfs, *bdf, *group);
+    }
     match decide(plan::wanted(config), sysfs, &bdfs, plan::has_peers(config)) {
         Err(error) => report.fail("backend", None, &IommuError::from(error).into()),
         Ok(Decision::Iommufd { why, .. }) => {
@@ -85,6 +88,20 @@ fn interrupts(report: &mut Report, sysfs: &Sysfs) {
         let text = "the IOMMU is on and does not seem to remap interrupts: the kernel may refuse to attach devices";
         let remedy = "turn on interrupt remapping (VT-d or AMD-Vi, x2APIC) in the firmware";
         report.warn(TOPIC, text, Remedy::advice(remedy));
+    }
+}
+
+/// Memory that firmware shares with a device by itself (Intel's RMRR): kernels refuse to attach
+/// such devices (drivers/iommu/iommu.c, `require_direct`).
+fn firmware_memory(report: &mut Report, sysfs: &Sysfs, bdf: Bdf, group: u32) {
+    let regions = sysfs.reserved_regions(group);
+    if let Some(region) = regions.iter().find(|region| region.kind == "direct") {
+        let text = format!(
+            "the firmware shares memory with it at {} (RMRR): the kernel may refuse to attach it",
+            region.range
+        );
+        let remedy = "turn off in the firmware what needs it (shared memory of the management processor, legacy USB), or move the card";
+        report.device_warn("iommu", bdf, &text, Remedy::advice(remedy));
     }
 }
 

@@ -229,6 +229,19 @@ fn the_addresses_of_the_iommu_are_those_of_its_registers() {
 }
 
 #[test]
+fn memory_that_firmware_shares_with_a_device_is_a_warning() {
+    let lab = Lab::new("iommu-39-bits");
+    let regions = "0x0000000000100000 0x00000000001fffff direct\n\
+        0x00000000fee00000 0x00000000feefffff msi\n";
+    lab.write("sys/kernel/iommu_groups/1/reserved_regions", regions);
+    let examined = lab.check(&["00:03.0", "--memory", "2M"]);
+    assert!(examined.one(Status::Warn, "iommu").text.contains("RMRR"));
+    // RAM is not put there either.
+    let more = lab.check(&["00:03.0", "--memory", "4M"]);
+    assert_eq!(more.plan.unwrap().ram, ["0x200000-0x5fffff"]);
+}
+
+#[test]
 fn a_host_without_iommu_says_so_for_every_device_and_how_to_turn_it_on() {
     let lab = Lab::new("no-iommu");
     let examined = lab.check(&["00:03.0", "00:04.0"]);

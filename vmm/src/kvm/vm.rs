@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use arch::layout;
 use devices::assign::ports::CallError;
+use devices::host::Sysfs;
+use devices::remedy::Remedy;
 use kvm_bindings::{
     KVM_DEV_VFIO_FILE, KVM_DEV_VFIO_FILE_ADD, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2,
     kvm_create_device, kvm_device_attr, kvm_device_type_KVM_DEV_TYPE_VFIO,
@@ -89,19 +91,25 @@ fn check_cpus(cpus: u32, most: u32) -> Result<(), HostError> {
     }
 }
 
+/// The error of opening /dev/kvm, with what mends it.
 pub(crate) fn cannot_open(error: kvm_ioctls::Error) -> Error {
-    let remedy = match error.errno() {
-        libc::ENOENT | libc::ENXIO | libc::ENODEV => {
-            "load the module with: modprobe kvm-intel, or modprobe kvm-amd; \
-             virtualization must be on in the firmware, or nested in the outer VM"
-        }
-        libc::EACCES | libc::EPERM => {
-            "run as root, or join the group that owns it: usermod -aG kvm USER"
-        }
-        _ => "is it KVM's device node?",
+    let (remedy, besides) = match error.errno() {
+        libc::ENOENT | libc::ENXIO | libc::ENODEV => (
+            Remedy::run("modprobe kvm-intel || modprobe kvm-amd"),
+            "virtualization must be on in the firmware, or nested in the outer VM",
+        ),
+        libc::EACCES | libc::EPERM => (
+            Remedy::Run(format!("chown {} /dev/kvm", Sysfs::own_user())),
+            "for good: usermod -aG kvm USER",
+        ),
+        _ => (
+            Remedy::advice("is it KVM's device node?"),
+            "the kernel makes it",
+        ),
     };
     Error::Kvm {
         remedy,
+        besides,
         source: io::Error::from_raw_os_error(error.errno()),
     }
 }
