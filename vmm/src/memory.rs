@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use arch::layout::{AddressRange, GIB, MIB};
@@ -74,19 +75,19 @@ pub struct Choice {
 }
 
 impl Backing {
-    /// Chooses by what was asked for and what the host allows.
-    pub fn choose(huge_pages: Option<HugePages>) -> Choice {
-        const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+    /// Chooses by what was asked for and what the host (sysfs below `root`) allows.
+    pub fn choose(root: &Path, huge_pages: Option<HugePages>) -> Choice {
         let choice = |backing, small_pages, why| Choice {
             backing,
             small_pages,
             why,
         };
         let Some(size) = huge_pages else {
-            let read = |path: String| fs::read_to_string(path).unwrap_or_default();
-            let all = read(format!("{THP}/shmem_enabled"));
-            let of_2m = read(format!("{THP}/hugepages-2048kB/shmem_enabled"));
-            let anonymous = read(format!("{THP}/enabled"));
+            let settings = root.join("sys/kernel/mm/transparent_hugepage");
+            let read = |file: &str| fs::read_to_string(settings.join(file)).unwrap_or_default();
+            let all = read("shmem_enabled");
+            let of_2m = read("hugepages-2048kB/shmem_enabled");
+            let anonymous = read("enabled");
             if shmem_may_be_huge(&all, &of_2m) {
                 let why = "memfd: the host gives shared memory huge pages (shmem_enabled)";
                 return choice(Self::Shared, false, why);

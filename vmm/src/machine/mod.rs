@@ -5,9 +5,10 @@
 
 mod assigned;
 mod ram;
-mod slots;
+pub mod slots;
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,7 +78,7 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         backing,
         small_pages,
         why,
-    } = Backing::choose(config.memory.huge_pages);
+    } = Backing::choose(Path::new("/"), config.memory.huge_pages);
     profile.note(format!("guest RAM: {why}"));
     profile.learn(|facts| {
         facts.ram_bytes = config.memory.size.0;
