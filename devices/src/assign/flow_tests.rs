@@ -5,7 +5,7 @@ use super::testing::{DMABUF, GIB, Rig, bdf};
 use super::{DeviceOptions, PeerToPeer};
 use crate::fake::{Event, FakeDeviceSpec, Tally};
 use crate::pci::bar::BarKind;
-use crate::pci::spec::Command;
+use crate::pci::spec::{Command, pcie};
 
 const MEM: u16 = Command::MEMORY.bits();
 const MASTER: u16 = Command::MASTER.bits();
@@ -321,6 +321,7 @@ fn a_clique_is_refused_on_another_vendor() {
 fn status_is_the_devices_with_the_guests_capability_list() {
     let rig = two_gpus();
     let device = rig.kernel.device(bdf(1)).unwrap();
+    rig.write_command(0, MEM);
     device.set_physical_config(6, &[0x08, 0x80]);
     assert_eq!(
         rig.read_config(0, 4) >> 16,
@@ -331,6 +332,44 @@ fn status_is_the_devices_with_the_guests_capability_list() {
     rig.write_config(0, 7, &[0x80]);
     let wrote = Event::ConfigWrite(bdf(1), 7, vec![0x80]);
     assert_eq!(rig.kernel.take_log(), [wrote], "written 1 clears it there");
+}
+
+#[test]
+fn status_of_a_function_that_is_not_enabled_costs_nothing_and_is_what_it_was_last() {
+    let rig = two_gpus();
+    let device = rig.kernel.device(bdf(1)).unwrap();
+    device.take_config_reads();
+    let status = || rig.read_config(0, 4) >> 16;
+    assert_eq!((status(), device.take_config_reads()), (0x10, 0));
+    rig.write_command(0, MASTER);
+    device.set_physical_config(6, &[0, 0x20]);
+    assert_eq!((status(), device.take_config_reads()), (0x2010, 1));
+    // Turned off again: read once more, then kept.
+    rig.write_command(0, 0);
+    assert_eq!(device.take_config_reads(), 1);
+    assert_eq!((status(), device.take_config_reads()), (0x2010, 0));
+    // Cleared by the guest meanwhile.
+    device.set_physical_config(6, &[0, 0]);
+    rig.write_config(0, 7, &[0x20]);
+    device.set_physical_config(6, &[0, 0]);
+    rig.write_config(0, 7, &[0x20]);
+    device.take_config_reads();
+    assert_eq!(device.take_config_reads(), 0);
+}
+
+#[test]
+fn what_a_device_can_do_is_read_from_the_shadow_and_its_state_from_the_device() {
+    let spec = FakeDeviceSpec::gpu(bdf(1), GIB).express();
+    let rig = Rig::new(vec![spec], DeviceOptions::default());
+    let device = rig.kernel.device(bdf(1)).unwrap();
+    device.take_config_reads();
+    let cost = |register: u16| {
+        rig.read_config(0, 0x60 + register);
+        device.take_config_reads()
+    };
+    let fixed = [0, pcie::DEVCAP, pcie::LNKCAP, pcie::DEVCAP2, pcie::LNKCAP2];
+    assert_eq!(fixed.map(cost), [0; 5]);
+    assert_eq!([pcie::LNKCTL, pcie::LNKCTL2].map(cost), [1; 2]);
 }
 
 fn options(peer_to_peer: PeerToPeer) -> DeviceOptions {

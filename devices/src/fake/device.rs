@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -44,6 +45,7 @@ pub struct FakeDevice {
     armed: Mutex<BTreeMap<IrqIndex, Vec<bool>>>,
     /// Vectors that the host has to give.
     vector_limit: Mutex<u32>,
+    config_reads: AtomicUsize,
 }
 
 fn refused(call: &'static str, errno: i32) -> CallError {
@@ -69,6 +71,7 @@ impl FakeDevice {
             stored: Mutex::default(),
             armed: Mutex::default(),
             vector_limit: Mutex::new(u32::MAX),
+            config_reads: AtomicUsize::new(0),
         }
     }
 
@@ -83,6 +86,11 @@ impl FakeDevice {
         if let Some(bytes) = config.get_mut(offset..offset + data.len()) {
             bytes.copy_from_slice(data);
         }
+    }
+
+    /// How often configuration space was read since the last time.
+    pub fn take_config_reads(&self) -> usize {
+        self.config_reads.swap(0, Ordering::Relaxed)
     }
 
     /// Whether it decodes its memory BARs.
@@ -143,6 +151,7 @@ impl VfioDevice for Arc<FakeDevice> {
 
     fn read(&self, region: Region, offset: u64, data: &mut [u8]) -> Result<(), CallError> {
         if region == Region::Config {
+            self.config_reads.fetch_add(1, Ordering::Relaxed);
             let config = self.config.lock();
             let bytes = config.get(offset as usize..offset as usize + data.len());
             data.copy_from_slice(bytes.ok_or(refused("pread", libc::EINVAL))?);
