@@ -1,8 +1,13 @@
 //! Whether devices can be assigned at all, from sysfs alone: nothing is opened, so nothing is
 //! reset. The first obstacle is reported with the command that mends it.
 
+use std::fmt;
+
 use crate::host::Sysfs;
 use crate::pci::address::Bdf;
+
+/// The driver that keeps a device from all others.
+const PCI_STUB: &str = "pci-stub";
 
 /// Why a device cannot be assigned. Each message holds the remedy.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,6 +57,28 @@ pub enum PreflightError {
     },
 }
 
+/// A member of an assigned device's group that is not assigned itself. The kernel allows it; who
+/// assigns a GPU and forgets its audio function learns it here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The assigned device.
+    pub bdf: Bdf,
+    /// Their group.
+    pub group: u32,
+    /// The member.
+    pub member: Bdf,
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { bdf, group, member } = self;
+        write!(
+            f,
+            "{member} is not assigned though it shares IOMMU group {group} with {bdf}, so that nobody else can use it meanwhile: `--vfio {member}` gives it to the guest as well"
+        )
+    }
+}
+
 /// A shell command that gives `bdf` to vfio-pci, whatever has it now.
 fn bind_command(bdf: Bdf) -> String {
     let device = format!("/sys/bus/pci/devices/{bdf}");
@@ -78,6 +105,26 @@ pub fn check(sysfs: &Sysfs, devices: &[Bdf]) -> Result<Vec<(Bdf, u32)>, Prefligh
     Ok(checked)
 }
 
+/// The endpoints that are left out of the groups of the `checked` devices, each once. One that was
+/// given to pci-stub was left out on purpose.
+pub fn left_out(sysfs: &Sysfs, checked: &[(Bdf, u32)]) -> Vec<LeftOut> {
+    let mut found: Vec<LeftOut> = Vec::new();
+    for &(bdf, group) in checked {
+        if found.iter().any(|left_out| left_out.group == group) {
+            continue;
+        }
+        for member in sysfs.group_members(group).unwrap_or_default() {
+            let driver = sysfs.device(member).and_then(|device| device.driver);
+            let assigned = checked.iter().any(|(other, _)| *other == member);
+            let stub = driver.as_deref() == Some(PCI_STUB);
+            if !assigned && !stub && !sysfs.is_bridge(member) {
+                found.push(LeftOut { bdf, group, member });
+            }
+        }
+    }
+    found
+}
+
 fn check_one(sysfs: &Sysfs, bdf: Bdf) -> Result<u32, PreflightError> {
     let device = sysfs.device(bdf).ok_or(PreflightError::Absent(bdf))?;
     if !sysfs.has_iommu() {
@@ -94,7 +141,7 @@ fn check_one(sysfs: &Sysfs, bdf: Bdf) -> Result<u32, PreflightError> {
     for member in sysfs.group_members(group).unwrap_or_default() {
         let driver = sysfs.device(member).and_then(|device| device.driver);
         let Some(driver) = driver else { continue };
-        let harmless = is_vfio(&driver) || driver == "pci-stub" || sysfs.is_bridge(member);
+        let harmless = is_vfio(&driver) || driver == PCI_STUB || sysfs.is_bridge(member);
         if !harmless {
             return Err(PreflightError::GroupMember {
                 bdf,
@@ -138,7 +185,10 @@ mod tests {
         let sysfs = tree(root.path(), devices);
         let wanted: Vec<Bdf> = wanted.iter().map(|bdf| bdf.parse().unwrap()).collect();
         match check(&sysfs, &wanted) {
-            Ok(groups) => format!("{groups:?}"),
+            Ok(groups) => match left_out(&sysfs, &groups).as_slice() {
+                [] => format!("{groups:?}"),
+                left_out => left_out.iter().map(LeftOut::to_string).collect(),
+            },
             Err(error) => error.to_string(),
         }
     }
@@ -164,9 +214,20 @@ mod tests {
         assert!(text.contains("group 3"), "{text}");
         assert!(text.contains("0000:41:00.1"), "{text}");
         assert!(text.contains("snd_hda_intel"), "{text}");
-        for driver in ["", "pci-stub", "vfio-pci"] {
+        devices[1].1 = "pci-stub";
+        assert!(message(&devices, &["41:00.0"]).starts_with('['));
+        for driver in ["", "vfio-pci"] {
             devices[1].1 = driver;
-            assert!(message(&devices, &["41:00.0"]).starts_with('['));
+            let text = message(&devices, &["41:00.0"]);
+            assert!(text.starts_with("0000:41:00.1 is not assigned"), "{text}");
+            assert!(
+                text.contains("group 3 with 0000:41:00.0") && !text.contains("40:00"),
+                "{text}"
+            );
+        }
+        devices[1].1 = "vfio-pci";
+        for order in [["41:00.0", "41:00.1"], ["41:00.1", "41:00.0"]] {
+            assert!(message(&devices, &order).starts_with('['));
         }
     }
 

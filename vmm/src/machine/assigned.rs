@@ -33,7 +33,7 @@ use crate::error::Error;
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
 use crate::options::{BarAddress, Decode, RomOption, VfioOption};
-use crate::profile::{Profile, ProfiledFunction, ProfiledIommu};
+use crate::profile::{Profile, ProfiledExits, ProfiledFunction, ProfiledIommu};
 use crate::run::FaultHandler;
 
 /// BARs that take longer to install are worth a word.
@@ -66,7 +66,11 @@ impl Opening {
         })?;
         let groups = {
             let _span = profile.span("check devices");
-            preflight::check(&Sysfs::default(), &bdfs)?
+            let groups = preflight::check(&Sysfs::default(), &bdfs)?;
+            for left_out in preflight::left_out(&Sysfs::default(), &groups) {
+                tracing::warn!("{left_out}");
+            }
+            groups
         };
         let _span = profile.span("attach IOMMU groups");
         let wanted = match config.iommu {
@@ -312,10 +316,12 @@ pub fn add_to_buses(
         ports.insert(range, window)?;
     }
     let bus = Arc::new(bus);
-    mmio.insert(from_arch(&layout::ECAM), Arc::new(Ecam(Arc::clone(&bus))))?;
+    let ecam = ProfiledExits::new(Ecam(Arc::clone(&bus)), "exit: config by memory", profile);
+    mmio.insert(from_arch(&layout::ECAM), Arc::new(ecam))?;
     let start = u64::from(layout::PCI_CONFIG_PORTS);
     let range = Range::from_bounds(start, start + ConfigPorts::LEN);
-    ports.insert(range, Arc::new(ConfigPorts::new(bus)))?;
+    let config_ports = ProfiledExits::new(ConfigPorts::new(bus), "exit: config by port", profile);
+    ports.insert(range, Arc::new(config_ports))?;
     Ok(())
 }
 

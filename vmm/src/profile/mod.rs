@@ -24,7 +24,7 @@ use crate::options::{BootProfile, ProfileForm, ProfileMoment};
 use crate::output;
 
 pub use calls::{ProfiledIommu, ProfiledSlots};
-pub use pci::ProfiledFunction;
+pub use pci::{ProfiledExits, ProfiledFunction};
 
 /// Guest marks on I/O port 0x80 that mean something, with what they tell.
 const GUEST_MARKS: [(u8, &str); 3] = [
@@ -212,6 +212,11 @@ impl Profile {
         if !self.seen_config.swap(true, Ordering::Relaxed) {
             self.mark("guest: first PCI config access");
         }
+    }
+
+    /// Whether the guest has looked at configuration space: calls on it are the guest's from then on.
+    fn guest_configures(&self) -> bool {
+        self.seen_config.load(Ordering::Relaxed)
     }
 
     /// Whether this is the first time that the guest turns on bus mastering.
