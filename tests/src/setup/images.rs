@@ -28,8 +28,8 @@ const HOST_MODULES: [&str; 7] = [
     "vfio_iommu_type1",
 ];
 
-/// Drivers for the devices that QEMU can emulate: loaded when such a device is there.
-const DRIVERS: [&str; 17] = [
+/// Drivers for the devices that QEMU can emulate: loaded when such a device is there, or by name with `probe modprobe`.
+const DRIVERS: [&str; 20] = [
     "nvme",
     "ahci",
     "sd_mod",
@@ -41,12 +41,15 @@ const DRIVERS: [&str; 17] = [
     "8139cp",
     "8250_pci",
     "snd-hda-intel",
+    "snd-hda-codec-generic",
+    "snd-pcm-oss",
     "xhci-pci",
     "usbhid",
     "hid-generic",
     "virtio_pci",
     "virtio_net",
     "virtio_blk",
+    "vfio-pci",
 ];
 
 /// Programs of the guest that busybox does not have as good.
