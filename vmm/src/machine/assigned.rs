@@ -32,6 +32,7 @@ use crate::config::{Config, Iommu, P2p, UsageError};
 use crate::error::Error;
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
+use crate::limits;
 use crate::options::{BarAddress, Decode, RomOption, VfioOption};
 use crate::profile::{Profile, ProfiledExits, ProfiledFunction, ProfiledIommu};
 use crate::run::FaultHandler;
@@ -121,6 +122,13 @@ impl Opening {
             if let Some(clique) = option.clique {
                 device.add_clique(clique)?;
             }
+        }
+        let vectors = devices.iter().map(|device| {
+            let (msi, msix) = (device.msi.count, device.msix.count);
+            u64::from(msi.max(msix))
+        });
+        if let Some(text) = limits::open_files_warning(vectors.sum()) {
+            tracing::warn!("{text}");
         }
         Ok(Opened {
             devices,
