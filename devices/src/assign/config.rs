@@ -13,8 +13,8 @@ use crate::pci::caps::{AnyCapId, Capabilities};
 use crate::pci::image;
 use crate::pci::rom::RomRegister;
 use crate::pci::spec::{
-    BAR_COUNT, Command, DevCap, FIRST_CAP, FIRST_EXT_CAP, PmCapabilities, PmControl, PowerState,
-    Reg, Status, Type0Header, msix, pcie, pm,
+    BAR_COUNT, Command, DevCap, ExtCapId, FIRST_CAP, FIRST_EXT_CAP, PmCapabilities, PmControl,
+    PowerState, Reg, Status, Type0Header, msix, pcie, pm,
 };
 
 /// Who answers for a byte of configuration space.
@@ -39,8 +39,11 @@ pub enum Owner {
     MsixControl,
     /// Power-management control and status.
     PowerControl,
-    /// PCIe device control: forwarded but for the bit that resets the function.
+    /// PCIe device control: as [`Owner::Control`] but for the bit that resets the function.
     DeviceControl,
+    /// Other control registers of the PCIe capability, 16 bits each. Nobody but the guest changes
+    /// them: they are written through, and the shadow keeps what the device made of it.
+    Control,
     /// The device; reads and writes are forwarded.
     Device,
 }
@@ -329,7 +332,11 @@ fn owners(setup: &ConfigSetup<'_>) -> Vec<Owner> {
             AnyCapId::Standard(_) => 2,
             AnyCapId::Extended(_) => 4,
         };
-        own(cap.offset, header, Owner::Fixed);
+        let fixed = match cap.id {
+            AnyCapId::Extended(ExtCapId::SERIAL) => cap.len,
+            _ => header,
+        };
+        own(cap.offset, fixed, Owner::Fixed);
     }
     if let Some((offset, len)) = setup.synthetic {
         own(offset, len, Owner::Fixed);
@@ -348,6 +355,11 @@ fn owners(setup: &ConfigSetup<'_>) -> Vec<Owner> {
     if let Some(cap) = &caps.pcie {
         own(cap.offset + pcie::FLAGS, 2, Owner::Fixed);
         own(cap.offset + pcie::DEVCTL, 2, Owner::DeviceControl);
+        for register in [pcie::LNKCTL, pcie::DEVCTL2, pcie::LNKCTL2] {
+            if register + 2 <= cap.len {
+                own(cap.offset + register, 2, Owner::Control);
+            }
+        }
         // What a device can do does not change.
         for register in [pcie::DEVCAP, pcie::LNKCAP, pcie::DEVCAP2, pcie::LNKCAP2] {
             if register + 4 <= cap.len {

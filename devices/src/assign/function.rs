@@ -213,7 +213,7 @@ impl AssignedFunction {
                 let status = registers.config.present_status(u16::from_le_bytes(raw));
                 put(data, offset, status);
             }
-            Owner::Device | Owner::DeviceControl => self.read_physical(offset, data),
+            Owner::Device => self.read_physical(offset, data),
             _ => registers.config.read_shadow(offset, data),
         }
     }
@@ -242,6 +242,7 @@ impl AssignedFunction {
             }
             Owner::PowerControl => self.write_power_control(registers, offset, data),
             Owner::DeviceControl => self.write_device_control(registers, offset, data),
+            Owner::Control => self.write_control(registers, offset, data),
             Owner::Device => self.write_physical(offset, data),
             Owner::Status => {
                 self.write_physical(offset, data);
@@ -263,14 +264,17 @@ impl AssignedFunction {
     /// RAM is mapped for it, then what it means for INTx. Nothing is decoded late and no DMA starts
     /// early.
     fn write_command(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
-        let was_quiet = registers.config.is_quiet();
+        let (before, was_quiet) = (registers.config.command(), registers.config.is_quiet());
         registers.config.write_command(offset, data);
         self.commit(registers);
         let command = registers.config.command();
-        let decoders = registers.config.decoders();
-        let allowed = self.allowed(command);
-        if let Err(error) = forward_command(self.device.as_ref(), decoders, allowed) {
-            self.complain("pass COMMAND on to it", &error);
+        // The bit that a driver changes most often; INTx is disabled by disarming it.
+        if before.symmetric_difference(command) != Command::INTX_DISABLE {
+            let decoders = registers.config.decoders();
+            let allowed = self.allowed(command);
+            if let Err(error) = forward_command(self.device.as_ref(), decoders, allowed) {
+                self.complain("pass COMMAND on to it", &error);
+            }
         }
         let active = command.intersects(Command::MEMORY | Command::IO | Command::MASTER);
         let allowed = active && !command.contains(Command::INTX_DISABLE);
@@ -313,7 +317,15 @@ impl AssignedFunction {
         }
         let rest = asked.difference(DevCtl::FLR).bits().to_le_bytes();
         let bytes = rest.get(from..from + data.len()).unwrap_or_default();
-        self.write_physical(offset, bytes);
+        self.write_control(registers, offset, bytes);
+    }
+
+    /// A 16-bit register that only the guest changes: the shadow takes what the device made of it.
+    fn write_control(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
+        self.write_physical(offset, data);
+        let (aligned, mut raw) = (offset & !1, [0xff; 2]);
+        self.read_physical(aligned, &mut raw);
+        registers.config.write_shadow(aligned, &raw);
     }
 
     /// The power state stays in the shadow, the device in D0. Asleep, the BARs are not decoded;
