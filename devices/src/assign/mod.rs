@@ -37,6 +37,8 @@ mod flow_tests;
 #[cfg(test)]
 mod gate_tests;
 #[cfg(test)]
+mod irq_property_tests;
+#[cfg(test)]
 mod irq_tests;
 #[cfg(test)]
 mod property_tests;

@@ -73,6 +73,11 @@ impl VectorSet {
         self.allocated.is_some()
     }
 
+    /// Whether any vector has a route.
+    pub fn is_connected(&self) -> bool {
+        self.vectors.iter().any(|v| v.message.is_some())
+    }
+
     /// Whether a signal waits in a vector that is not connected.
     pub fn is_pending(&self, vector: u16) -> bool {
         let vector = self.vectors.get(usize::from(vector));
@@ -89,10 +94,8 @@ impl VectorSet {
     ) -> Result<(), CallError> {
         let connected = self.connect(ports, &self.all(), wanted);
         let enabled = connected.and_then(|()| self.arm_from_zero(ports, usize::from(least)));
-        if enabled.is_err() {
-            let disconnected = self.disconnect_all(ports);
-            self.vectors.iter_mut().for_each(|v| *v = Vector::default());
-            disconnected?;
+        if enabled.is_err() && self.disconnect_all(ports).is_ok() {
+            self.forget();
         }
         enabled
     }
@@ -170,16 +173,27 @@ impl VectorSet {
         }
     }
 
-    /// Disarms and disconnects everything. Eventfds are dropped with what waited in them.
+    /// Disarms and disconnects everything. Eventfds are dropped with what waited in them. When the
+    /// kernel refuses one of both, what it keeps is kept here too, for the next attempt.
     pub fn disable(&mut self, ports: &VectorPorts<'_>) -> Result<(), CallError> {
-        let disarmed = match self.allocated.take() {
+        let disarmed = match self.allocated {
             Some(_) => ports.device.set_irqs(&IrqRequest::Disable(self.index)),
             None => Ok(()),
         };
+        if disarmed.is_ok() {
+            self.allocated = None;
+            self.vectors.iter_mut().for_each(|v| v.armed = false);
+        }
         let disconnected = self.disconnect_all(ports);
+        if disarmed.is_ok() && disconnected.is_ok() {
+            self.forget();
+        }
+        disarmed.and(disconnected)
+    }
+
+    fn forget(&mut self) {
         self.vectors.iter_mut().for_each(|v| *v = Vector::default());
         self.behind = false;
-        disarmed.and(disconnected)
     }
 
     fn connect(
