@@ -40,7 +40,8 @@ pub fn tests() -> Vec<Test> {
                 }
                 same(&profile, &counts)
             },
-        ),
+        )
+        .within(300),
         Test::new(
             "ioctls::ram_and_bars_of_peers_are_mapped_to_the_last_byte_and_stay",
             demo::config(),
@@ -63,7 +64,8 @@ pub fn tests() -> Vec<Test> {
                     Some(calls) => Err(format!("there were calls to unmap: {calls:?}")),
                 }
             },
-        ),
+        )
+        .within(300),
     ]
 }
 
