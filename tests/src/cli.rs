@@ -49,6 +49,11 @@ pub struct RunArgs {
     /// The machine.
     #[command(flatten)]
     pub machine: MachineArgs,
+    /// Count and time the command's VFIO, iommufd and KVM ioctls, and what the IOMMU is told.
+    ///
+    /// A table follows the command's output, on standard error; ioctls.json in the run's directory has the same.
+    #[arg(long)]
+    pub count_ioctls: bool,
     /// The command and its arguments.
     #[arg(last = true, required = true, value_name = "CMD")]
     pub command: Vec<String>,

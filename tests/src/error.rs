@@ -120,6 +120,14 @@ pub enum Error {
         /// The directory with the logs.
         log: PathBuf,
     },
+    /// A trace of ioctls cannot be counted.
+    #[error("the trace in {}: {problem}", directory.display())]
+    Trace {
+        /// Where it is.
+        directory: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// `cargo lab demo` or `cargo lab test` found something wrong; the details have been printed.
     #[error("{0}")]
     Failed(String),

@@ -10,6 +10,7 @@ mod command;
 mod e2e;
 mod error;
 mod machine;
+mod outside;
 mod paths;
 mod setup;
 
@@ -55,7 +56,10 @@ fn setup_command(kernels: &[String]) -> Result<u8, Error> {
 fn run_command(arguments: &RunArgs) -> Result<u8, Error> {
     let machine = &arguments.machine;
     let kernels = setup::ensure(&[setup::DEFAULT_KERNEL, &machine.host_kernel])?;
-    let command = job::quote_all(&arguments.command);
+    let mut command = job::quote_all(&arguments.command);
+    if arguments.count_ioctls {
+        command = outside::command(outside::DIRECTORY, &command);
+    }
     let boot = Boot {
         machine,
         kernels: &kernels,
@@ -63,7 +67,16 @@ fn run_command(arguments: &RunArgs) -> Result<u8, Error> {
         what: "the command",
         interactive: terminal::is_interactive() && !machine.deterministic,
     };
-    boot.run(&mut show)
+    if !arguments.count_ioctls {
+        return boot.run(&mut show);
+    }
+    let run = outside::run(&boot, &mut show)?;
+    eprint!(
+        "\n{}{}\n",
+        run.counts,
+        run.log.join(outside::JSON).display()
+    );
+    Ok(run.status)
 }
 
 fn demo_command(verbose: bool) -> Result<u8, Error> {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Parser, ValueEnum};
 
-use crate::options::{BootProfile, Cpus, MemoryOption, Size, VfioOption};
+use crate::options::{BootProfile, Cpus, LogFormat, LogLevel, MemoryOption, Size, VfioOption};
 
 /// A command line that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -128,10 +128,24 @@ pub struct Config {
     #[arg(help_heading = group::RUN, long)]
     pub no_reboot: bool,
 
-    /// Reports on standard error where the time went: at the end, or when the guest writes mark
-    /// 0x41 or 0x42 to I/O port 0x80
-    #[arg(help_heading = group::RUN, long, value_name = "table|json[,at=41|42|exit]")]
-    pub boot_profile: Option<BootProfile>,
+    /// Reports where the time went, at the end or when the guest writes mark 0x41 or 0x42 to I/O
+    /// port 0x80: a table or JSON on standard error, a trace (for Perfetto) or a page (for a
+    /// browser) in a file; may be given several times
+    #[arg(help_heading = group::RUN, long, value_name = "table|json|trace=FILE|html=FILE[,at=41|42|exit]")]
+    pub boot_profile: Vec<BootProfile>,
+
+    /// The least that is logged: error, warn, info (moments and decisions), debug (phases) or trace
+    /// (system calls)
+    #[arg(help_heading = group::RUN, long, value_name = "LEVEL", default_value = "warn")]
+    pub log_level: LogLevel,
+
+    /// Appends the log to a file, with times, instead of writing it to standard error
+    #[arg(help_heading = group::RUN, long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+
+    /// One line of text or one JSON object for each event
+    #[arg(help_heading = group::RUN, long, value_name = "text|json", default_value = "text")]
+    pub log_format: LogFormat,
 }
 
 /// `mini-vmm check`.
@@ -271,7 +285,7 @@ mod tests {
         assert_eq!(config.iommu, Iommu::Type1);
         assert_eq!(config.dma_map, DmaMap::Deferred);
         assert_eq!(config.prefault, Switch::Off);
-        assert!(config.vfio.is_empty() && config.boot_profile.is_none());
+        assert!(config.vfio.is_empty() && config.boot_profile.is_empty());
         assert!(error(&[]).contains("--kernel"));
     }
 

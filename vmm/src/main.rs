@@ -37,7 +37,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use config::Command;
+use config::{Command, Config, UsageError};
 use error::{Error, chain};
 use profile::Profile;
 use stop::Outcome;
@@ -45,31 +45,45 @@ use stop::Outcome;
 fn main() -> ExitCode {
     let profile = Arc::new(Profile::start());
     terminal::install_panic_hook();
-    log::install();
-    limits::raise_open_files();
+    match execute(&profile) {
+        Ok(code) => code,
+        Err(error) => report(&Outcome::Failed(error)),
+    }
+}
+
+fn execute(profile: &Arc<Profile>) -> Result<ExitCode, Error> {
     let parsed = {
         let _span = profile.span("read options");
-        config::parse(std::env::args_os())
+        config::parse(std::env::args_os())?
     };
     let config = match parsed {
-        Ok(Command::Run(config)) => config,
-        Ok(Command::Check(command)) => return told(check::run(&command)),
-        Ok(Command::Devices { json }) => return told((devices_list::run(json), 0)),
-        Ok(Command::Print(text)) => return told((text, 0)),
-        Err(error) => return report(&Outcome::Failed(error.into())),
+        Command::Run(config) => config,
+        Command::Check(command) => {
+            prepare(&command.config)?;
+            return Ok(told(check::run(&command)));
+        }
+        Command::Devices { json } => return Ok(told((devices_list::run(json), 0))),
+        Command::Print(text) => return Ok(told((text, 0))),
     };
+    prepare(&config)?;
     if config.dry_run {
-        return told(check::dry_run(&config));
+        return Ok(told(check::dry_run(&config)));
     }
-    if let Some(wanted) = config.boot_profile {
-        profile.request(wanted);
-    }
-    let outcome = match machine::run(&config, &profile) {
-        Ok(outcome) => outcome,
-        Err(error) => Outcome::Failed(error),
-    };
+    profile.request(&config.boot_profile)?;
+    let outcome = machine::run(&config, profile).unwrap_or_else(Outcome::Failed);
     profile.finish();
-    report(&outcome)
+    Ok(report(&outcome))
+}
+
+/// What comes before everything else: the log, and limits.
+fn prepare(config: &Config) -> Result<(), UsageError> {
+    log::install(
+        config.log_level,
+        config.log_format,
+        config.log_file.as_deref(),
+    )?;
+    limits::raise_open_files();
+    Ok(())
 }
 
 /// Prints a text; returns the exit code that comes with it.

@@ -12,6 +12,7 @@ pub mod demo;
 mod errors;
 mod gpus;
 mod interrupts;
+mod ioctls;
 mod memory;
 mod outcome;
 mod ram;
@@ -72,6 +73,7 @@ pub fn all() -> Vec<Test> {
         demo::tests(),
         gpus::tests(),
         interrupts::tests(),
+        ioctls::tests(),
         memory::tests(),
         ram::tests(),
         errors::tests(),

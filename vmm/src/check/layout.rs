@@ -17,7 +17,7 @@ use super::process::Process;
 use super::report::Report;
 use crate::config::Config;
 use crate::error::Error;
-use crate::memory::Backing;
+use crate::memory::{Backing, Choice};
 use crate::plan::{self, AddressSpace, LITTLE_ROOM, to_arch};
 
 /// Where everything goes.
@@ -72,7 +72,7 @@ pub fn all(
         addresses(report, iommu.usable.as_deref());
     }
     let guest_phys_bits = process.guest_phys_bits();
-    let (backing, why) = Backing::choose(&sysfs.path(""), config.memory.huge_pages);
+    let Choice { backing, why, .. } = Backing::choose(&sysfs.path(""), config.memory.huge_pages);
     let holes = match devices {
         [] => Vec::new(),
         _ => plan::holes(&usable),

@@ -66,7 +66,7 @@ impl Host {
         })
     }
 
-    /// Creates a VM with in-kernel interrupt controllers.
+    /// Creates a VM, without interrupt controllers yet.
     pub fn create_vm(&self) -> Result<Arc<VmFd>, Error> {
         let vm = self.kvm.create_vm().map_err(kvm_call("KVM_CREATE_VM"))?;
         // Intel without unrestricted guest runs real mode through these pages; harmless elsewhere.
@@ -74,9 +74,17 @@ impl Host {
             .map_err(kvm_call("KVM_SET_IDENTITY_MAP_ADDR"))?;
         vm.set_tss_address(layout::KVM_TSS as usize)
             .map_err(kvm_call("KVM_SET_TSS_ADDR"))?;
-        vm.create_irq_chip().map_err(no_irqchip)?;
         Ok(Arc::new(vm))
     }
+}
+
+/// Adds the interrupt controllers, before there are vCPUs.
+///
+/// Best after the memslots of guest RAM: the controllers take their places on KVM's I/O buses by
+/// call_srcu() (virt/kvm/kvm_main.c, kvm_io_bus_register_dev), and a memslot call waits behind the
+/// grace period which that begins, a tick of the host's clock.
+pub fn add_irqchip(vm: &VmFd) -> Result<(), Error> {
+    vm.create_irq_chip().map_err(no_irqchip)
 }
 
 /// Checks the number of vCPUs against our limit and `most`, KVM's.
