@@ -72,7 +72,16 @@ pub fn all(
         addresses(report, iommu.usable.as_deref());
     }
     let guest_phys_bits = process.guest_phys_bits();
-    let Choice { backing, why, .. } = Backing::choose(&sysfs.path(""), config.memory.huge_pages);
+    let Choice {
+        backing,
+        why,
+        small_pages,
+    } = Backing::choose(&sysfs.path(""), config.memory.huge_pages);
+    if small_pages {
+        let text = "the host gives guest RAM no huge pages: the guest is slower, and its RAM takes longer to prepare";
+        let command = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
+        report.warn("memory", text, Remedy::run(command));
+    }
     let holes = match devices {
         [] => Vec::new(),
         _ => plan::holes(&usable),

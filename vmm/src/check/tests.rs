@@ -169,6 +169,16 @@ fn memory_away_from_the_device_is_a_warning_with_the_command_of_its_pool() {
 }
 
 #[test]
+fn a_host_without_huge_pages_is_a_warning_with_the_setting() {
+    let lab = Lab::new("gpu-with-audio");
+    let setting = "/sys/kernel/mm/transparent_hugepage/enabled";
+    lab.write(setting, "always madvise [never]\n");
+    let examined = lab.check(&[]);
+    let fix = examined.one(Status::Warn, "memory").fix.as_ref().unwrap();
+    assert_eq!(fix, &format!("echo madvise > {setting}"));
+}
+
+#[test]
 fn limits_of_the_process_are_told_with_the_command_that_raises_them() {
     let mut lab = Lab::new("gpu-with-audio");
     lab.bind("0000:41:00.1", None);
