@@ -339,6 +339,21 @@ fn devices_named_twice_absent_or_too_many_fail() {
 }
 
 #[test]
+fn options_of_a_device_are_checked_as_by_the_boot() {
+    let lab = Lab::new("iommu-39-bits");
+    for (option, topic) in [
+        ("gpudirect-clique=0", "p2p"),
+        ("rom=/nonexistent/rom", "rom"),
+        ("no-mmap=5", "bar"),
+        ("bar3=host", "bar"),
+        ("bar2=0x1000", "bar"),
+    ] {
+        let device = format!("00:03.0,{option}");
+        assert_eq!(lab.check(&[&device]).failures(), [topic], "{option}");
+    }
+}
+
+#[test]
 fn an_unusable_kernel_is_refused_with_the_boots_code() {
     let lab = Lab::new("iommu-39-bits");
     let examined = lab.check(&["--kernel", "/nonexistent/bzImage"]);
