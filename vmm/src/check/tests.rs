@@ -338,6 +338,49 @@ fn devices_named_twice_absent_or_too_many_fail() {
     );
 }
 
+/// Two devices below a switch whose downstream ports have that ACS control register.
+fn below_a_switch(acs: &str) -> String {
+    let up = "pci0000:00/0000:00:01.0/0000:01:00.0";
+    let mut text = String::from("/dev/vfio/vfio:\n/proc/interrupts:  0:  IR-IO-APIC timer\n");
+    for (n, port, device) in [
+        (1, "0000:02:00.0", "0000:03:00.0"),
+        (2, "0000:02:01.0", "0000:04:00.0"),
+    ] {
+        text.push_str(&format!(
+            "/sys/bus/pci/devices/{port} -> ../../../devices/{up}/{port}
+@/sys/devices/{up}/{port}
+class: 0x060400
+config = 0: 22 10 ab 14 07 04 10 00 00 00 04 06 00 00 01 00
+config = 100: 0d 00 01 00 5f 00 {acs} 00
+/sys/bus/pci/devices/{device} -> ../../../devices/{up}/{port}/{device}
+@/sys/devices/{up}/{port}/{device}
+class: 0x030200
+config = 0: de 10 30 23 07 04 00 00 00 00 02 03 00 00 00 00
+driver -> ../../bus/pci/drivers/vfio-pci
+iommu_group -> ../../kernel/iommu_groups/{n}
+/sys/kernel/iommu_groups/{n}/devices/{device}/
+/dev/vfio/{n}:
+"
+        ));
+    }
+    text
+}
+
+#[test]
+fn devices_below_one_switch_are_told_which_way_they_talk() {
+    for (acs, up) in [("1d", true), ("00", false)] {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = tree::expand(&below_a_switch(acs), root.path()).unwrap();
+        let mut lab = Lab::new("no-iommu");
+        lab.host.sysfs = sysfs;
+        let examined = lab.check(&["03:00.0", "04:00.0"]);
+        assert_eq!(examined.failures(), [""; 0], "{}", examined.report.text());
+        let told = examined.report.text();
+        let way = "below 0000:01:00.0 with 0000:04:00.0, and 0000:02:00.0 sends";
+        assert_eq!(told.contains(way), up, "{told}");
+    }
+}
+
 #[test]
 fn options_of_a_device_are_checked_as_by_the_boot() {
     let lab = Lab::new("iommu-39-bits");
