@@ -213,6 +213,7 @@ impl Error {
             Self::Assign(AssignError::NotEndpoint { .. }) => {
                 Remedy::advice("assign what is behind it")
             }
+            Self::Assign(AssignError::NotNvidia { .. }) => Remedy::advice("leave it out"),
             Self::Assign(AssignError::NoSuchBar { .. }) => {
                 Remedy::advice("name one of those, or leave the option out")
             }

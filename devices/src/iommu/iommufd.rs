@@ -46,28 +46,45 @@ struct Device {
     file: File,
 }
 
+fn open(path: &PathBuf) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(path)
+}
+
+fn open_iommu(sysfs: &Sysfs) -> Result<File, IommufdError> {
+    open(&sysfs.path("dev/iommu")).map_err(IommufdError::OpenIommu)
+}
+
+fn open_device(sysfs: &Sysfs, bdf: Bdf) -> Result<Device, IommufdError> {
+    let name = sysfs.vfio_name(bdf).ok_or(IommufdError::NoCdev { bdf })?;
+    let path = sysfs.path(&format!("dev/vfio/devices/{name}"));
+    match open(&path) {
+        Ok(file) => Ok(Device { bdf, path, file }),
+        Err(source) if source.kind() == io::ErrorKind::NotFound => {
+            Err(IommufdError::NoCdev { bdf })
+        }
+        Err(source) => Err(IommufdError::OpenCdev { bdf, path, source }),
+    }
+}
+
 impl Files {
     /// Opens what iommufd needs for `devices`.
     pub fn open(sysfs: &Sysfs, devices: &[Bdf]) -> Result<Self, IommufdError> {
-        let open = |path: &PathBuf| OpenOptions::new().read(true).write(true).open(path);
-        let iommu = open(&sysfs.path("dev/iommu")).map_err(IommufdError::OpenIommu)?;
-        let device = |bdf: &Bdf| {
-            let bdf = *bdf;
-            let name = sysfs.vfio_name(bdf).ok_or(IommufdError::NoCdev { bdf })?;
-            let path = sysfs.path(&format!("dev/vfio/devices/{name}"));
-            match open(&path) {
-                Ok(file) => Ok(Device { bdf, path, file }),
-                Err(source) if source.kind() == io::ErrorKind::NotFound => {
-                    Err(IommufdError::NoCdev { bdf })
-                }
-                Err(source) => Err(IommufdError::OpenCdev { bdf, path, source }),
-            }
-        };
+        let iommu = open_iommu(sysfs)?;
+        let devices = devices.iter().map(|bdf| open_device(sysfs, *bdf));
         Ok(Self {
             iommu,
-            devices: devices.iter().map(device).collect::<Result<_, _>>()?,
+            devices: devices.collect::<Result<_, _>>()?,
         })
     }
+}
+
+/// Every file of `devices` that cannot be opened, where [`Files::open`] stops at the first.
+pub fn problems(sysfs: &Sysfs, devices: &[Bdf]) -> Vec<IommufdError> {
+    let iommu = open_iommu(sysfs).err();
+    let devices = devices
+        .iter()
+        .filter_map(|bdf| open_device(sysfs, *bdf).err());
+    iommu.into_iter().chain(devices).collect()
 }
 
 /// One IO address space with all assigned devices.

@@ -8,7 +8,7 @@ use devices::remedy::Remedy;
 
 use super::process::Process;
 use super::report::Report;
-use crate::config::Config;
+use crate::config::{Config, Iommu};
 use crate::error::Error;
 use crate::limits::FewFiles;
 use crate::memory_check as memory;
@@ -34,7 +34,7 @@ pub fn kernel(report: &mut Report, sysfs: &Sysfs, config: &Config) {
     if version < TRIED {
         let text = format!("{name} is older than 6.1, the oldest kernel that was tried");
         report.warn(TOPIC, text, Remedy::advice("boot a newer kernel"));
-    } else if version < FAST_BARS && plan::has_peers(config) {
+    } else if version < FAST_BARS && plan::has_peers(config) && config.iommu != Iommu::Iommufd {
         let text = format!(
             "{name} maps each 4 KiB page of a BAR on its own for other devices to reach: seconds for each 16 GiB"
         );

@@ -11,7 +11,6 @@ use devices::assign::function::AssignedFunction;
 use devices::assign::irq::IrqPorts;
 use devices::assign::open::open_all;
 use devices::assign::ports::{DmaGate, IommuBackend, MemSlots};
-use devices::assign::rom::RomSource;
 use devices::assign::{
     AssignError, Assignment, BarWindows, DeviceOptions, PeerToPeer, Ports, SizedDevice,
     place_requests, preflight,
@@ -27,21 +26,17 @@ use devices::range::Range;
 use kvm_ioctls::{DeviceFd, VmFd};
 
 use super::slots::guest_addresses;
-use crate::config::{Config, UsageError};
+use crate::config::Config;
 use crate::error::{Error, HostError};
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
 use crate::limits::{self, FewFiles};
-use crate::options::RomOption;
 use crate::plan::{self, device_options, from_arch, has_peers, io_window, to_arch};
 use crate::profile::{Profile, ProfiledExits, ProfiledFunction, ProfiledIommu};
 use crate::run::FaultHandler;
 
 /// BARs that take longer to install are worth a word.
 const SLOW_INSTALL: Duration = Duration::from_secs(5);
-
-/// The largest file that is taken for an expansion ROM.
-const ROM_MAX: usize = 16 << 20;
 
 /// Devices that are being opened, each in a thread of its own, while the VM is built.
 pub struct Opening {
@@ -115,7 +110,7 @@ impl Opening {
         let opened = self.thread.join();
         let mut devices = opened.unwrap_or_else(|panic| resume_unwind(panic))?;
         for (device, option) in devices.iter_mut().zip(&config.vfio) {
-            device.load_rom(&rom_source(&option.rom)?)?;
+            device.load_rom(&plan::rom_source(&option.rom)?)?;
             if let Some(clique) = option.clique {
                 device.add_clique(clique)?;
             }
@@ -321,30 +316,6 @@ pub fn add_to_buses(
     let config_ports = ProfiledExits::new(ConfigPorts::new(bus), "exit: config by port", profile);
     ports.insert(range, Arc::new(config_ports))?;
     Ok(())
-}
-
-fn rom_source(option: &RomOption) -> Result<RomSource, Error> {
-    Ok(match option {
-        RomOption::Off => RomSource::Off,
-        RomOption::On => RomSource::Device,
-        RomOption::File(path) => match std::fs::read(path) {
-            Ok(bytes) if !bytes.is_empty() && bytes.len() <= ROM_MAX => {
-                RomSource::Bytes(bytes.into())
-            }
-            Ok(bytes) => {
-                return Err(UsageError(format!(
-                    "{}: {} bytes are no expansion ROM: 1 byte to 16 MiB are",
-                    path.display(),
-                    bytes.len()
-                ))
-                .into());
-            }
-            Err(error) => {
-                let text = format!("cannot read the expansion ROM {}: {error}", path.display());
-                return Err(UsageError(text).into());
-            }
-        },
-    })
 }
 
 #[cfg(test)]
