@@ -6,6 +6,7 @@
 
 mod bars;
 mod boot;
+mod cards;
 mod config;
 mod config_space;
 pub mod demo;
@@ -82,7 +83,7 @@ pub fn all() -> Vec<Test> {
         bars::tests(),
         demo::tests(),
         gpus::tests(),
-        config_space::tests(),
+        cards::tests(),
         interrupts::tests(),
         memory::tests(),
         ram::tests(),
