@@ -2,7 +2,7 @@
 //! docs/assignment.md.
 
 use crate::e2e::lspci::{Function, parse};
-use crate::e2e::{Outcome, Test, Verdict, interrupts};
+use crate::e2e::{Outcome, Verdict};
 
 /// A difference that is meant to be.
 struct Rule {
@@ -200,19 +200,6 @@ pub fn check(outcome: &Outcome) -> Verdict {
         Pair { host, guest }.check()?;
     }
     Ok(())
-}
-
-/// The tests of this subject.
-pub fn tests() -> Vec<Test> {
-    vec![
-        Test::new(
-            "config_space::differs_from_the_hosts_only_as_documented",
-            interrupts::cards(),
-            interrupts::CARDS,
-            check,
-        )
-        .within(300),
-    ]
 }
 
 #[cfg(test)]

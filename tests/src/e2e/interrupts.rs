@@ -1,6 +1,7 @@
-//! Devices that interrupt, with their real drivers.
+//! Disks, SR-IOV and a device that does nothing but interrupt; what interrupts and configuration cost.
 
-use crate::e2e::{Config, Outcome, Test, Verdict, demo};
+use crate::e2e::cards::{counted, pinged, works};
+use crate::e2e::{Config, Outcome, Test, Verdict, config_space, demo};
 
 const AHCI: &str = r#"
 echo "IMAGE $(head -c 1048576 $LAB_DISK_d1 | sha256sum)"
@@ -19,41 +20,6 @@ nvme() {
 }
 once nvme nvme"#;
 
-/// A card of every kind: network with MSI-X and INTx, a USB controller with a keyboard, sound with MSI, a serial port with
-/// INTx, and a disk controller with as many vectors as there can be. A service of the emulated network sends back what it
-/// gets.
-pub fn cards() -> Config {
-    Config::default()
-        .qemu("-netdev user,id=n0,net=10.0.2.0/24,guestfwd=tcp:10.0.2.100:7-cmd:cat")
-        .qemu("-netdev user,id=n1,net=10.0.3.0/24")
-        .qemu("-netdev user,id=n2,net=10.0.4.0/24")
-        .qemu("-audiodev none,id=audio")
-        .qemu("-chardev null,id=line")
-        .disk("d0", 1)
-        .device("e1000e,id=e1000e,netdev=n0")
-        .device("rtl8139,id=rtl,netdev=n1")
-        .device("virtio-net-pci,id=virtio,netdev=n2,iommu_platform=on,disable-legacy=on")
-        .device("qemu-xhci,id=usb")
-        .device("intel-hda,id=hda")
-        .device("pci-serial,id=serial,chardev=line")
-        .device("nvme,id=nvme,serial=lab,drive=d0,msix_qsize=2048")
-        .host_device("usb-kbd,id=keyboard,bus=usb.0")
-        .host_device("hda-output,id=codec,bus=hda.0,audiodev=audio")
-}
-
-/// All cards in one guest. The sound driver wants the codec's driver there before it looks for the codec.
-pub const CARDS: &str = r#"
-cards() {
-    lspci_of $LAB_BDFS
-    GUEST_CPUS=2 guest 'network e1000e 2; network 8139cp 3; network virtio_net 4; head -c 1048576 /dev/urandom >x;
-        echo SENT $(sha256sum <x); echo ECHOED $(timeout 60 nc 10.0.2.100 7 <x | sha256sum);
-        grep -h . /sys/bus/usb/devices/*/product; S=/sys/bus/pci/drivers/snd_hda_intel; B=$(cd $S; echo 0*);
-        echo $B >$S/unbind; probe modprobe snd-hda-codec-generic snd-pcm-oss; echo $B >$S/bind;
-        probe wait /dev/dsp; head -c 16000 /dev/zero >/dev/dsp && echo PLAYED; echo hello >/dev/ttyS1;
-        interrupts; packed lspci -D -vv -xxxx' $(each --vfio $LAB_BDFS)
-}
-once cards unpacked cards"#;
-
 /// A network card with SR-IOV in the one layout in which the emulator gets the BARs of virtual functions right: nothing above
 /// 4 GiB. One card is assigned itself, a virtual function of the other.
 fn sr_iov() -> Config {
@@ -70,9 +36,9 @@ fn sr_iov() -> Config {
 
 const IGB: &str = r#"
 igb() {
-    lspci_of $LAB_BDF_whole
     guest 'network igb 2; interrupts; packed lspci -D -vv -xxxx' --vfio $LAB_BDF_whole
 }
+lspci_of $LAB_BDF_whole
 unpacked igb"#;
 
 const VIRTUAL_FUNCTION: &str = r#"
@@ -84,9 +50,9 @@ V=$(basename $(readlink $P/virtfn0))
 echo vfio-pci >/sys/bus/pci/devices/$V/driver_override
 echo $V >/sys/bus/pci/drivers_probe
 virtual() {
-    lspci_of $V
     guest 'network igbvf 3; interrupts; packed lspci -D -vv -xxxx' --vfio $V
 }
+lspci_of $V
 unpacked virtual
 echo 0 >$P/sriov_numvfs"#;
 
@@ -97,38 +63,13 @@ GUEST_KERNEL=$LAB_KERNEL_iommufd GUEST_INITRD=$LAB_INITRD_iommufd GUEST_CPUS=2 g
     echo vfio-pci >$D/driver_override; echo $E >/sys/bus/pci/drivers_probe; probe edu $E interrupts 100000; interrupts' \
     --vfio $LAB_BDF_edu"#;
 
-/// Every packet came back, and the card interrupted.
-fn pinged(outcome: &Outcome, driver: &str, kind: &str, name: &str) -> Verdict {
-    works(outcome)?;
-    outcome.expect_number(&format!("PINGED {driver}"), 10..=10)?;
-    counted(outcome, kind, name)
-}
-
-/// All went well, and no interrupt came that no driver wanted.
-fn works(outcome: &Outcome) -> Verdict {
-    outcome.expect_clean()?;
-    outcome.expect_number("UNHANDLED", 0..=0)
-}
-
-fn counted(outcome: &Outcome, kind: &str, name: &str) -> Verdict {
-    match outcome.interrupts(kind, name) {
-        0 => Err(format!("no {kind} interrupt of {name} was counted")),
-        _ => Ok(()),
-    }
-}
-
-fn card(name: &'static str, check: fn(&Outcome) -> Verdict) -> Test {
-    Test::new(name, cards(), CARDS, check).within(300)
-}
-
 /// The tests of this subject.
 pub fn tests() -> Vec<Test> {
-    let mut tests = cards_tests();
-    tests.extend(disks());
+    let mut tests = disks();
     tests.extend([
         Test::new("interrupts::msix_igb_pings", sr_iov(), IGB, |outcome| {
             pinged(outcome, "igb", "PCI-MSIX", "0000:00:01.0")?;
-            crate::e2e::config_space::check(outcome)
+            config_space::check(outcome)
         }),
         Test::new(
             "interrupts::msix_virtual_function_of_igb_pings",
@@ -136,7 +77,7 @@ pub fn tests() -> Vec<Test> {
             VIRTUAL_FUNCTION,
             |outcome| {
                 pinged(outcome, "igbvf", "PCI-MSIX", "0000:00:01.0")?;
-                crate::e2e::config_space::check(outcome)
+                config_space::check(outcome)
             },
         ),
         Test::new(
@@ -157,39 +98,6 @@ pub fn tests() -> Vec<Test> {
         .within(400),
     ]);
     tests
-}
-
-fn cards_tests() -> Vec<Test> {
-    vec![
-        card(
-            "interrupts::msix_e1000e_pings_and_sends_a_mib_both_ways",
-            |outcome| {
-                pinged(outcome, "e1000e", "PCI-MSIX", "0000:00:01.0")?;
-                outcome.same_checksum("SENT", "ECHOED").map(drop)
-            },
-        ),
-        card("interrupts::intx_rtl8139_pings", |outcome| {
-            pinged(outcome, "8139cp", "IO-APIC", &outcome.value("NIC 8139cp")?)
-        }),
-        card(
-            "interrupts::msix_virtio_net_behind_the_iommu_pings",
-            |outcome| pinged(outcome, "virtio_net", "PCI-MSIX", "virtio0-input"),
-        ),
-        card("interrupts::msix_a_usb_keyboard_is_found", |outcome| {
-            works(outcome)?;
-            outcome.expect("QEMU USB Keyboard")?;
-            counted(outcome, "PCI-MSIX", "xhci")
-        }),
-        card("interrupts::msi_a_sound_card_plays", |outcome| {
-            works(outcome)?;
-            outcome.expect("PLAYED")?;
-            counted(outcome, "PCI-MSI-", "snd_hda_intel")
-        }),
-        card("interrupts::intx_a_serial_port_sends", |outcome| {
-            works(outcome)?;
-            counted(outcome, "IO-APIC", "ttyS1")
-        }),
-    ]
 }
 
 fn disks() -> Vec<Test> {

@@ -6,6 +6,7 @@
 
 mod bars;
 mod boot;
+mod cards;
 mod check;
 mod config;
 mod config_space;
@@ -84,7 +85,7 @@ pub fn all() -> Vec<Test> {
         bars::tests(),
         demo::tests(),
         gpus::tests(),
-        config_space::tests(),
+        cards::tests(),
         interrupts::tests(),
         ioctls::tests(),
         memory::tests(),
