@@ -11,6 +11,34 @@ guest() {
     echo "VMM EXIT $?"
 }
 
+# once NAME COMMAND…: what the command prints; the next test of this machine that asks for NAME sees the same again. So
+# several tests look at one boot of a guest.
+once() {
+    local kept=/run/lab/once.$1
+    shift
+    [ -e "$kept" ] || "$@" >"$kept" 2>&1
+    cat "$kept"
+}
+
+# lspci_of BDF…: configuration space of devices of this host, for tests/src/e2e/lspci.rs to compare.
+lspci_of() {
+    local bdf
+    for bdf; do
+        echo "LSPCI host"
+        lspci -D -vv -xxxx -s "$bdf"
+    done
+    echo "LSPCI end"
+}
+
+# unpacked COMMAND…: passes the command's output on. What a guest has packed (see guest-functions.sh) comes
+# last.
+unpacked() {
+    "$@" | tr -d '\r' | awk '
+        /^PACKED / { sub(/^PACKED /, ""); packed = packed $0 "\n"; next }
+        { print; fflush() }
+        END { if (packed != "") { printf "%s", packed | "base64 -d | gunzip"; close("base64 -d | gunzip") } }'
+}
+
 # vmm OPTION…: runs the monitor as it is; prints its exit status.
 vmm() {
     "$LAB_VMM" "$@"

@@ -15,7 +15,7 @@ use arch::layout::{AddressRange, LayoutError};
 use devices::assign::AssignError;
 use devices::assign::commit::CommitError;
 use devices::assign::ports::CallError;
-use devices::assign::preflight::PreflightError;
+use devices::assign::preflight::{LeftOut, PreflightError};
 use devices::bus::{Bus, BusOverlap};
 use devices::debug_port::DebugPort;
 use devices::iommu::choose::IommuError;
@@ -31,6 +31,7 @@ use devices::remedy::Remedy;
 
 use crate::config::UsageError;
 use crate::error::{Error, HostError, chain};
+use crate::limits::FewFiles;
 use crate::memory::MemoryError;
 use crate::memory_check::{self, MemoryCheckError};
 use crate::plan::LITTLE_ROOM;
@@ -450,7 +451,15 @@ fn entries() -> Vec<Entry> {
 /// The texts of warnings and errors that do not end a run, from the sources, `x` in place of what
 /// varies; and those that are put together elsewhere.
 fn warnings() -> Vec<String> {
+    let bdf = Bdf::default();
+    let left_out = LeftOut {
+        bdf,
+        group: 1,
+        member: bdf,
+    };
     let mut texts = vec![
+        left_out.to_string(),
+        FewFiles::check(2048, 1024).unwrap_err().to_string(),
         format!("{}: {}", LITTLE_ROOM.0, LITTLE_ROOM.1),
         memory_check::little_memory(1 << 40, 1 << 30),
         "peer-to-peer is off for 0000:41:00.0: other devices cannot reach BARs there by DMA: x"

@@ -17,7 +17,7 @@ use super::reset::{forward_command, reset_function};
 use crate::pci::address::Bdf;
 use crate::pci::ecam::PciFunction;
 use crate::pci::image;
-use crate::pci::spec::{Command, DevCtl, PmControl, PowerState};
+use crate::pci::spec::{Command, DevCtl, PmControl, PowerState, Reg};
 use crate::range::Range;
 use crate::rate::RateLimit;
 
@@ -204,13 +204,16 @@ impl AssignedFunction {
                 registers.irq.read_msi(offset - cap, data);
             }
             Owner::MsixControl => put(data, offset, registers.irq.msix_control()),
+            Owner::Status if registers.config.is_quiet() => {
+                registers.config.read_shadow(offset, data);
+            }
             Owner::Status => {
                 let mut raw = [0xff; 2];
                 self.read_physical(offset & !1, &mut raw);
                 let status = registers.config.present_status(u16::from_le_bytes(raw));
                 put(data, offset, status);
             }
-            Owner::Device | Owner::DeviceControl => self.read_physical(offset, data),
+            Owner::Device => self.read_physical(offset, data),
             _ => registers.config.read_shadow(offset, data),
         }
     }
@@ -239,7 +242,21 @@ impl AssignedFunction {
             }
             Owner::PowerControl => self.write_power_control(registers, offset, data),
             Owner::DeviceControl => self.write_device_control(registers, offset, data),
-            Owner::Device | Owner::Status => self.write_physical(offset, data),
+            Owner::Control => self.write_control(registers, offset, data),
+            Owner::Device => self.write_physical(offset, data),
+            Owner::Status => {
+                self.write_physical(offset, data);
+                self.keep_status(registers);
+            }
+        }
+    }
+
+    /// For the time in which the function is quiet; while it is not, STATUS is the device's.
+    fn keep_status(&self, registers: &mut Registers) {
+        if registers.config.is_quiet() {
+            let mut raw = [0xff; 2];
+            self.read_physical(Reg::STATUS.offset(), &mut raw);
+            registers.config.keep_status(u16::from_le_bytes(raw));
         }
     }
 
@@ -247,17 +264,24 @@ impl AssignedFunction {
     /// RAM is mapped for it, then what it means for INTx. Nothing is decoded late and no DMA starts
     /// early.
     fn write_command(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
+        let (before, was_quiet) = (registers.config.command(), registers.config.is_quiet());
         registers.config.write_command(offset, data);
         self.commit(registers);
         let command = registers.config.command();
-        let decoders = registers.config.decoders();
-        let allowed = self.allowed(command);
-        if let Err(error) = forward_command(self.device.as_ref(), decoders, allowed) {
-            self.complain("pass COMMAND on to it", &error);
+        // The bit that a driver changes most often; INTx is disabled by disarming it.
+        if before.symmetric_difference(command) != Command::INTX_DISABLE {
+            let decoders = registers.config.decoders();
+            let allowed = self.allowed(command);
+            if let Err(error) = forward_command(self.device.as_ref(), decoders, allowed) {
+                self.complain("pass COMMAND on to it", &error);
+            }
         }
         let active = command.intersects(Command::MEMORY | Command::IO | Command::MASTER);
         let allowed = active && !command.contains(Command::INTX_DISABLE);
         registers.irq.allow_intx(allowed);
+        if !was_quiet {
+            self.keep_status(registers);
+        }
     }
 
     /// What of the guest's COMMAND may reach the device. Asked at every write that keeps the bus
@@ -287,13 +311,21 @@ impl AssignedFunction {
     fn write_device_control(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
         let from = usize::from(offset & 1);
         let asked = DevCtl::from_bits_retain(merge(0, from, data));
-        if asked.contains(DevCtl::FLR) {
-            if registers.config.offers_function_reset() {
-                self.reset(registers, "a function-level reset");
-            }
-            return;
+        if asked.contains(DevCtl::FLR) && registers.config.offers_function_reset() {
+            // Whatever else was written would be lost in the reset.
+            return self.reset(registers, "a function-level reset");
         }
+        let rest = asked.difference(DevCtl::FLR).bits().to_le_bytes();
+        let bytes = rest.get(from..from + data.len()).unwrap_or_default();
+        self.write_control(registers, offset, bytes);
+    }
+
+    /// A 16-bit register that only the guest changes: the shadow takes what the device made of it.
+    fn write_control(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
         self.write_physical(offset, data);
+        let (aligned, mut raw) = (offset & !1, [0xff; 2]);
+        self.read_physical(aligned, &mut raw);
+        registers.config.write_shadow(aligned, &raw);
     }
 
     /// The power state stays in the shadow, the device in D0. Asleep, the BARs are not decoded;
@@ -304,7 +336,12 @@ impl AssignedFunction {
         registers.config.read_shadow(aligned, &mut raw);
         let old = PmControl::from_bits_retain(u16::from_le_bytes(raw));
         let asked = merge(old.bits(), usize::from(offset & 1), data);
-        let new = old.with_state(PmControl::from_bits_retain(asked).state());
+        let state = PmControl::from_bits_retain(asked).state();
+        if !registers.config.has_power_state(state) {
+            // Such a write changes nothing (PCI PM 1.2, 3.2.4).
+            return;
+        }
+        let new = old.with_state(state);
         let raw = new.bits().to_le_bytes();
         registers.config.write_shadow(aligned, &raw);
         let wakes = old.state() == PowerState::D3Hot && new.state() == PowerState::D0;
@@ -333,6 +370,7 @@ impl AssignedFunction {
             // Also when it failed: the kernel may have got as far as revoking.
             self.remap();
         }
+        self.keep_status(registers);
         self.commit(registers);
     }
 

@@ -37,6 +37,10 @@ mod flow_tests;
 #[cfg(test)]
 mod gate_tests;
 #[cfg(test)]
+mod irq_property_tests;
+#[cfg(test)]
+mod irq_tests;
+#[cfg(test)]
 mod property_tests;
 #[cfg(test)]
 mod reset_tests;

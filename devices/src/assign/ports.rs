@@ -214,7 +214,7 @@ pub trait MemSlots: Send + Sync {
 }
 
 /// Address and data of a message-signalled interrupt.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MsiMessage {
     /// 64-bit message address.
     pub address: u64,

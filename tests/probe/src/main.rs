@@ -13,6 +13,7 @@ mod mmio;
 mod pci;
 mod port;
 mod power;
+mod vfio;
 mod wait;
 
 use std::process::ExitCode;
@@ -33,7 +34,9 @@ usage: probe COMMAND …
   edu BDF factorial N                  let the device compute N!
   edu BDF dma                          copy a page to the device and back, and compare
   edu BDF copy SOURCE TARGET COUNT     copy COUNT bytes between two bus addresses by DMA
+  edu BDF interrupts N                 raise N MSIs one after the other and wait for each; BDF is bound to vfio-pci
   coldplug INDEX                       load the modules that present devices ask for
+  modprobe NAME…                       load modules by name, with what they need
   insmod FILE…                         load modules in the order given
   wait PATH [SECONDS]                  wait until PATH exists (30 s)
   off STATUS                           print `GUEST EXIT STATUS` and power off";
@@ -64,6 +67,7 @@ fn run(args: &mut Args) -> Result<(), Error> {
         "mark" => port::mark_command(args),
         "edu" => edu::run(args),
         "coldplug" => coldplug::run(args),
+        "modprobe" => coldplug::modprobe(args),
         "insmod" => coldplug::insmod(args),
         "wait" => wait::run(args),
         "off" => power::off(args),

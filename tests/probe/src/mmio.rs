@@ -1,6 +1,6 @@
 //! Device memory and RAM, one page at a time.
 //!
-//! This is the one place of the probe that needs `unsafe`: the kernel offers BARs only for mapping.
+//! One of two places of the probe that need `unsafe`: the kernel offers BARs only for mapping.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -33,7 +33,8 @@ impl Page {
         Self::map(&file, path, offset & !(PAGE - 1))
     }
 
-    fn map(file: &File, path: &Path, start: u64) -> Result<Self, Error> {
+    /// Maps the page at `start` of an open file; `path` is its name in messages.
+    pub fn map(file: &File, path: &Path, start: u64) -> Result<Self, Error> {
         // SAFETY: a fresh shared mapping of one page at an address that the kernel chooses; no Rust object lives there.
         let base = unsafe {
             rustix::mm::mmap(

@@ -8,11 +8,13 @@ mod bars;
 mod boot;
 mod check;
 mod config;
+mod config_space;
 pub mod demo;
 mod errors;
 mod gpus;
 mod interrupts;
 mod ioctls;
+mod lspci;
 mod memory;
 mod outcome;
 mod ram;
@@ -22,7 +24,7 @@ use std::time::Duration;
 
 pub use config::Config;
 pub use outcome::Outcome;
-pub use runner::{Tally, run, single};
+pub use runner::{Tally, run, single, without_unset_kernels};
 
 /// What a check returns: nothing, or what is wrong in one sentence.
 pub type Verdict = Result<(), String>;
@@ -37,6 +39,9 @@ pub struct Test {
     pub script: String,
     /// How long that may take.
     pub limit: Duration,
+    /// A kernel that its guest needs besides the default one. Where that is not set up, the test runs only when it is asked
+    /// for by its full name.
+    pub guest_kernel: Option<&'static str>,
     /// Judges what came out.
     pub check: fn(&Outcome) -> Verdict,
 }
@@ -54,8 +59,15 @@ impl Test {
             config,
             script: script.into(),
             limit: Duration::from_secs(180),
+            guest_kernel: None,
             check,
         }
+    }
+
+    /// The same with another kernel set up for its guest.
+    fn with_guest_kernel(mut self, name: &'static str) -> Self {
+        self.guest_kernel = Some(name);
+        self
     }
 
     /// The same with another limit.
@@ -72,6 +84,7 @@ pub fn all() -> Vec<Test> {
         bars::tests(),
         demo::tests(),
         gpus::tests(),
+        config_space::tests(),
         interrupts::tests(),
         ioctls::tests(),
         memory::tests(),

@@ -65,6 +65,26 @@ pub fn run(tests: Vec<Test>, verbose: bool) -> Result<Tally, Error> {
     Ok(tally)
 }
 
+/// Takes out the tests whose guest needs a kernel that is not set up, unless `filter` names one in full: to build it takes
+/// longer than all tests together.
+pub fn without_unset_kernels(tests: &mut Vec<Test>, filter: Option<&str>) -> Result<Tally, Error> {
+    let mut tally = Tally::default();
+    let present = setup::present()?;
+    tests.retain(|test| {
+        let lacking = test.guest_kernel.filter(|name| !present.contains(name));
+        let Some(kernel) = lacking.filter(|_| filter != Some(test.name)) else {
+            return true;
+        };
+        println!(
+            "test {} ... not run: its guest needs kernel {kernel} (`cargo lab setup --kernels {kernel}`, once)",
+            test.name
+        );
+        tally.skipped += 1;
+        false
+    });
+    Ok(tally)
+}
+
 /// Runs one test and returns what it printed, and where the logs are.
 pub fn single(test: &Test, verbose: bool) -> Result<(Outcome, PathBuf), Error> {
     let mut result = None;
@@ -104,7 +124,9 @@ fn boot(tests: &[&Test], verbose: bool, done: &mut dyn FnMut(Report)) -> Result<
         return Ok(());
     };
     let config: &Config = &first.config;
-    let kernels = setup::ensure(&[setup::DEFAULT_KERNEL, config.host_kernel()])?;
+    let mut names = vec![setup::DEFAULT_KERNEL, config.host_kernel()];
+    names.extend(tests.iter().filter_map(|test| test.guest_kernel));
+    let kernels = setup::ensure(&names)?;
     let (mut machine, variables) = config.prepare()?;
     let limit = BOOT_LIMIT + tests.iter().map(|test| test.limit).sum::<Duration>();
     machine.timeout = limit.as_secs();

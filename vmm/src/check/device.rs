@@ -49,6 +49,10 @@ pub fn all(report: &mut Report, sysfs: &Sysfs, config: &Config) -> Vec<Device> {
             devices.extend(one(report, sysfs, config, number, *bdf));
         }
     }
+    let fit = devices.iter().filter_map(|d| Some((d.bdf, d.group?)));
+    for left_out in preflight::left_out(sysfs, &fit.collect::<Vec<_>>()) {
+        report.warn("group", left_out.to_string(), left_out.remedy());
+    }
     devices
 }
 

@@ -30,8 +30,9 @@ use crate::config::Config;
 use crate::error::{Error, HostError};
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
+use crate::limits::{self, FewFiles};
 use crate::plan::{self, device_options, from_arch, has_peers, io_window, to_arch};
-use crate::profile::{Profile, ProfiledFunction, ProfiledIommu};
+use crate::profile::{Profile, ProfiledExits, ProfiledFunction, ProfiledIommu};
 use crate::run::FaultHandler;
 
 /// BARs that take longer to install are worth a word.
@@ -59,7 +60,11 @@ impl Opening {
         })?;
         let groups = {
             let _span = profile.span("check devices");
-            preflight::check(&Sysfs::default(), &bdfs)?
+            let groups = preflight::check(&Sysfs::default(), &bdfs)?;
+            for left_out in preflight::left_out(&Sysfs::default(), &groups) {
+                tracing::warn!("{left_out}: {}", left_out.remedy());
+            }
+            groups
         };
         let _span = profile.span("attach IOMMU groups");
         let chosen = choose(
@@ -109,6 +114,14 @@ impl Opening {
             if let Some(clique) = option.clique {
                 device.add_clique(clique)?;
             }
+        }
+        let vectors = devices.iter().map(|device| {
+            let (msi, msix) = (device.msi.count, device.msix.count);
+            u64::from(msi.max(msix))
+        });
+        let few = limits::open_files().map(|limit| FewFiles::check(vectors.sum(), limit));
+        if let Some(Err(few)) = few {
+            tracing::warn!("{few}: {}", few.remedy());
         }
         Ok(Opened {
             devices,
@@ -296,10 +309,12 @@ pub fn add_to_buses(
         ports.insert(range, window)?;
     }
     let bus = Arc::new(bus);
-    mmio.insert(from_arch(&layout::ECAM), Arc::new(Ecam(Arc::clone(&bus))))?;
+    let ecam = ProfiledExits::new(Ecam(Arc::clone(&bus)), "exit: config by memory", profile);
+    mmio.insert(from_arch(&layout::ECAM), Arc::new(ecam))?;
     let start = u64::from(layout::PCI_CONFIG_PORTS);
     let range = Range::from_bounds(start, start + ConfigPorts::LEN);
-    ports.insert(range, Arc::new(ConfigPorts::new(bus)))?;
+    let config_ports = ProfiledExits::new(ConfigPorts::new(bus), "exit: config by port", profile);
+    ports.insert(range, Arc::new(config_ports))?;
     Ok(())
 }
 

@@ -143,6 +143,7 @@ impl VfioDevice for ProfiledDevice {
 
     fn read(&self, region: Region, offset: u64, data: &mut [u8]) -> Result<(), CallError> {
         let class = match region {
+            Region::Config if self.profile.guest_configures() => "config read for the guest",
             Region::Config => "config read",
             _ => "BAR read",
         };
@@ -152,6 +153,7 @@ impl VfioDevice for ProfiledDevice {
 
     fn write(&self, region: Region, offset: u64, data: &[u8]) -> Result<(), CallError> {
         let class = match region {
+            Region::Config if self.profile.guest_configures() => "config write for the guest",
             Region::Config => "config write",
             _ => "BAR write",
         };
