@@ -1,4 +1,4 @@
-//! Cards of every kind of interrupt and their real drivers, all in one guest.
+//! Cards of every kind of interrupt and their real drivers, all in one guest. Case 8: cards with MSI only and with INTx only.
 
 use crate::e2e::{Config, Outcome, Test, Verdict, config_space};
 
