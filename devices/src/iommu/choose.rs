@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use super::iommufd::{Files, Iommufd};
 use super::iommufd_error::IommufdError;
+use super::reserved;
 use super::type1::{Type1, Type1Error};
 use crate::assign::ports::IommuBackend;
 use crate::host::Sysfs;
 use crate::pci::address::Bdf;
+use crate::range::Range;
 
 /// The first kernel in which a BAR can be mapped through iommufd.
 const DMABUF_SINCE: (u32, u32) = (6, 19);
@@ -47,14 +49,17 @@ pub enum IommuError {
 
 /// The backend, and in a few words why it was taken.
 pub struct Chosen {
-    /// All devices are attached to it.
+    /// What maps for the devices.
     pub backend: Arc<dyn IommuBackend>,
+    /// What is known not to be mappable before devices are open; then the backend knows better.
+    /// `None`: it knows already.
+    pub reserved: Option<Vec<Range>>,
     /// For the profile, behind its name.
     pub why: &'static str,
 }
 
-/// Takes the backend that is `wanted` and attaches `devices`, each with its IOMMU group. `peers`:
-/// some of them are to reach each other.
+/// Takes the backend that is `wanted` for `devices`, each with its IOMMU group. `peers`: some of
+/// them are to reach each other.
 pub fn choose(
     wanted: Wanted,
     sysfs: &Sysfs,
@@ -62,25 +67,29 @@ pub fn choose(
     peers: bool,
 ) -> Result<Chosen, IommuError> {
     let bdfs: Vec<Bdf> = devices.iter().map(|(bdf, _)| *bdf).collect();
-    let iommufd = |why| -> Result<Chosen, IommuError> {
-        let backend = Arc::new(Iommufd::new(Files::open(sysfs, &bdfs)?)?);
-        Ok(Chosen { backend, why })
+    let iommufd = |files, why| -> Result<Chosen, IommuError> {
+        let groups = devices.iter().map(|(_, group)| *group);
+        Ok(Chosen {
+            backend: Arc::new(Iommufd::new(files)?),
+            reserved: Some(reserved::regions(sysfs, groups)),
+            why,
+        })
     };
     let type1 = |why| -> Result<Chosen, Type1Error> {
-        let backend = Arc::new(Type1::new(devices)?);
-        Ok(Chosen { backend, why })
+        Ok(Chosen {
+            backend: Arc::new(Type1::new(devices)?),
+            reserved: None,
+            why,
+        })
     };
     match wanted {
         Wanted::Type1 => Ok(type1("as asked for")?),
-        Wanted::Iommufd => iommufd("as asked for"),
+        Wanted::Iommufd => iommufd(Files::open(sysfs, &bdfs)?, "as asked for"),
         Wanted::Auto if peers && older_than(sysfs, DMABUF_SINCE) => Ok(type1(
             "since iommufd has no peer-to-peer before Linux 6.19",
         )?),
         Wanted::Auto => match Files::open(sysfs, &bdfs) {
-            Ok(files) => Ok(Chosen {
-                backend: Arc::new(Iommufd::new(files)?),
-                why: "since the host offers it for all devices",
-            }),
+            Ok(files) => iommufd(files, "since the host offers it for all devices"),
             Err(lack) => type1(why_not(&lack)).map_err(|source| neither(lack, source)),
         },
     }
