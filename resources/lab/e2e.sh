@@ -1,11 +1,20 @@
 # Functions for the scripts of end-to-end tests, which run in L1 with bash.
 
+# monitor OPTION…: runs the program under test, with the options that the tests are run with unless these say otherwise.
+monitor() {
+    case " $* " in
+    *" --iommu "*) "$LAB_VMM" "$@" ;;
+    # shellcheck disable=SC2086 # words
+    *) "$LAB_VMM" "$@" $LAB_VMM_OPTIONS ;;
+    esac
+}
+
 # guest RUN [OPTION…]: boots the default guest, which runs RUN and powers off; prints the monitor's exit status.
 # GUEST_KERNEL, GUEST_MEMORY, GUEST_CPUS and GUEST_APPEND override what it boots with.
 guest() {
     local run=$1
     shift
-    "$LAB_VMM" --kernel "${GUEST_KERNEL:-$LAB_KERNEL}" --initrd "${GUEST_INITRD:-$LAB_INITRD}" \
+    monitor --kernel "${GUEST_KERNEL:-$LAB_KERNEL}" --initrd "${GUEST_INITRD:-$LAB_INITRD}" \
         --memory "${GUEST_MEMORY:-512M}" --cpus "${GUEST_CPUS:-1}" \
         --cmdline "$LAB_CMDLINE $GUEST_APPEND${run:+ RUN=\"$run\"}" "$@"
     echo "VMM EXIT $?"
@@ -13,7 +22,7 @@ guest() {
 
 # vmm OPTION…: runs the monitor as it is; prints its exit status.
 vmm() {
-    "$LAB_VMM" "$@"
+    monitor "$@"
     echo "VMM EXIT $?"
 }
 

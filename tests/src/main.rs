@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use cli::{Cli, RunArgs, TestArgs};
-use e2e::Tally;
+use e2e::{Setting, Tally};
 use error::Error;
 use machine::{Boot, Source, job, terminal};
 
@@ -84,7 +84,7 @@ fn demo_command(verbose: bool) -> Result<u8, Error> {
     eprintln!("lab: building mini-vmm");
     checks::build()?;
     eprintln!("lab: booting the host, and in it a guest with two GPUs and a disk");
-    let (outcome, log) = e2e::single(&e2e::demo::test(), verbose)?;
+    let (outcome, log) = e2e::single(&e2e::demo::test(), &Setting::default(), verbose)?;
     match e2e::demo::Summary::of(&outcome) {
         Ok(summary) => {
             print!("{summary}");
@@ -105,6 +105,8 @@ fn test_command(arguments: &TestArgs) -> Result<u8, Error> {
     if let Some(filter) = &arguments.filter {
         tests.retain(|test| test.name.contains(filter.as_str()));
     }
+    // Before anything is built.
+    let setting = Setting::new(&arguments.host_kernel, arguments.iommu)?;
     if arguments.list {
         tests.iter().for_each(|test| println!("{}", test.name));
         return Ok(0);
@@ -115,7 +117,10 @@ fn test_command(arguments: &TestArgs) -> Result<u8, Error> {
     }
     if !arguments.unit && !tests.is_empty() {
         checks::build()?;
-        tally.add(e2e::run(tests, arguments.verbose)?);
+        let tests = setting.apply(tests, &mut tally);
+        for _ in 0..arguments.repeat {
+            tally.add(e2e::run(tests.clone(), &setting, arguments.verbose)?);
+        }
     }
     println!(
         "\n{} passed, {} failed, {} skipped",

@@ -12,21 +12,26 @@ mod errors;
 mod gpus;
 mod interrupts;
 mod ioctls;
+mod iommufd;
+mod kills;
 mod memory;
 mod outcome;
 mod ram;
 mod runner;
+mod setting;
 
 use std::time::Duration;
 
 pub use config::Config;
 pub use outcome::Outcome;
 pub use runner::{Tally, run, single};
+pub use setting::Setting;
 
 /// What a check returns: nothing, or what is wrong in one sentence.
 pub type Verdict = Result<(), String>;
 
 /// One test.
+#[derive(Clone)]
 pub struct Test {
     /// `subject::what_is_expected`.
     pub name: &'static str,
@@ -36,6 +41,8 @@ pub struct Test {
     pub script: String,
     /// How long that may take.
     pub limit: Duration,
+    /// A kernel of the lab's host that it cannot run on, and why.
+    pub not_on: Option<(&'static str, &'static str)>,
     /// Judges what came out.
     pub check: fn(&Outcome) -> Verdict,
 }
@@ -53,8 +60,15 @@ impl Test {
             config,
             script: script.into(),
             limit: Duration::from_secs(180),
+            not_on: None,
             check,
         }
+    }
+
+    /// The same, skipped on that kernel of the lab's host for a reason that lies in the kernel.
+    fn not_on(mut self, kernel: &'static str, why: &'static str) -> Self {
+        self.not_on = Some((kernel, why));
+        self
     }
 
     /// The same with another limit.
@@ -73,6 +87,8 @@ pub fn all() -> Vec<Test> {
         gpus::tests(),
         interrupts::tests(),
         ioctls::tests(),
+        iommufd::tests(),
+        kills::tests(),
         memory::tests(),
         ram::tests(),
         errors::tests(),
