@@ -1,12 +1,12 @@
 # Functions for the scripts of end-to-end tests, which run in L1 with bash.
 
 # monitor OPTION…: runs the program under test, with the options that the tests are run with unless these say otherwise.
+# REFUSED_IOCTL=0x… keeps an ioctl from it, as a kernel does that has none of that number.
 monitor() {
-    case " $* " in
-    *" --iommu "*) "$LAB_VMM" "$@" ;;
+    local options=$LAB_VMM_OPTIONS
+    case " $* " in *" --iommu "*) options= ;; esac
     # shellcheck disable=SC2086 # words
-    *) "$LAB_VMM" "$@" $LAB_VMM_OPTIONS ;;
-    esac
+    ${REFUSED_IOCTL:+"$LAB_TOOL" without-ioctl "$REFUSED_IOCTL" --} "$LAB_VMM" "$@" $options
 }
 
 # guest RUN [OPTION…]: boots the default guest, which runs RUN and powers off; prints the monitor's exit status.

@@ -30,6 +30,9 @@ pub enum Command {
             default_value = "7.3"
         )]
         kernels: Vec<String>,
+        /// Set up QEMU 11 as well, in a directory tree of its own: it maps BARs through iommufd.
+        #[arg(long)]
+        qemu11: bool,
     },
     /// Run a command in L1, with the repository as working directory.
     Run(Box<RunArgs>),
@@ -41,6 +44,16 @@ pub enum Command {
     },
     /// Run formatting, clippy, unit and end-to-end tests.
     Test(TestArgs),
+    /// Run a command to which the kernel refuses an ioctl (ENOTTY); for tests.
+    #[command(hide = true)]
+    WithoutIoctl {
+        /// The ioctl's number, as in 0x3b75.
+        #[arg(value_parser = hexadecimal)]
+        request: u32,
+        /// The command and its arguments.
+        #[arg(last = true, required = true, value_name = "CMD")]
+        command: Vec<String>,
+    },
 }
 
 /// Arguments of `cargo lab run`.
@@ -144,6 +157,11 @@ pub enum Interface {
     Type1,
     /// /dev/iommu and the devices' own files.
     Iommufd,
+}
+
+fn hexadecimal(text: &str) -> Result<u32, String> {
+    let digits = text.strip_prefix("0x").unwrap_or_default();
+    u32::from_str_radix(digits, 16).map_err(|_| format!("`{text}` is not like 0x3b75"))
 }
 
 impl MachineArgs {

@@ -12,6 +12,7 @@ mod error;
 mod machine;
 mod outside;
 mod paths;
+mod refuse;
 mod setup;
 
 use std::io::Write;
@@ -26,10 +27,11 @@ use machine::{Boot, Source, job, terminal};
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        cli::Command::Setup { kernels } => setup_command(&kernels),
+        cli::Command::Setup { kernels, qemu11 } => setup_command(&kernels, qemu11),
         cli::Command::Run(arguments) => run_command(&arguments),
         cli::Command::Demo { verbose } => demo_command(verbose),
         cli::Command::Test(arguments) => test_command(&arguments),
+        cli::Command::WithoutIoctl { request, command } => Err(refuse::run(request, &command)),
     };
     match result {
         Ok(status) => ExitCode::from(status),
@@ -40,7 +42,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn setup_command(kernels: &[String]) -> Result<u8, Error> {
+fn setup_command(kernels: &[String], qemu11: bool) -> Result<u8, Error> {
     let names: Vec<&str> = kernels.iter().map(String::as_str).collect();
     for kernel in setup::ensure(&names)? {
         println!(
@@ -49,6 +51,9 @@ fn setup_command(kernels: &[String]) -> Result<u8, Error> {
             kernel.image.display(),
             kernel.guest_initrd.display()
         );
+    }
+    if qemu11 {
+        println!("QEMU 11: {}", setup::qemu11()?.display());
     }
     Ok(0)
 }

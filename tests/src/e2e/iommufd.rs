@@ -83,6 +83,17 @@ chown root /dev/iommu $cdev
 chown 1000 $group /dev/vfio/vfio
 as_user auto-with-group unlimited --iommu auto"#;
 
+/// Two devices on a kernel that exports no dma-buf (VFIO_DEVICE_FEATURE is known for nothing else here).
+const NO_DMABUF: &str = r#"
+export REFUSED_IOCTL=0x3b75
+both="--vfio $LAB_BDF_edu --vfio $LAB_BDF_nvme"
+guest 'probe wait /dev/nvme0n1; probe mark 0x42' $both >$TMPDIR/said 2>&1
+echo "CASE by-itself status=$(sed -n 's/^VMM EXIT //p' $TMPDIR/said) said=$(grep -a mini-vmm: $TMPDIR/said | tr '\n' ' ')"
+echo "MESSAGES $(grep -ac mini-vmm: $TMPDIR/said)"
+vmm --kernel $LAB_KERNEL $both,p2p=on >$TMPDIR/said 2>&1
+echo "CASE p2p=on status=$(sed -n 's/^VMM EXIT //p' $TMPDIR/said) said=$(grep -a mini-vmm: $TMPDIR/said | tr '\n' ' ')"
+echo "DEVICES $LAB_BDF_edu $LAB_BDF_nvme""#;
+
 /// While a guest has the device, on either interface, another gets it on neither.
 const IN_USE: &str = r#"
 for holder in iommufd type1; do
@@ -115,6 +126,12 @@ pub fn tests() -> Vec<Test> {
             machine(),
             ACCESS,
             access,
+        ),
+        Test::new(
+            "iommufd::without_dma_buf_peers_are_off_and_that_is_said_once",
+            machine(),
+            NO_DMABUF,
+            without_dmabuf,
         ),
         Test::new(
             "iommufd::a_device_in_use_is_told_on_both_interfaces",
@@ -193,6 +210,17 @@ fn access(outcome: &Outcome) -> Verdict {
             ("auto-with-group", 0, &[]),
         ],
     )
+}
+
+fn without_dmabuf(outcome: &Outcome) -> Verdict {
+    let devices = outcome.value("DEVICES")?;
+    let off: Vec<&str> = ["peer-to-peer is off for"]
+        .into_iter()
+        .chain(devices.split(' '))
+        .collect();
+    let refused: &[&str] = &["cannot be exported as dma-buf", "--iommu type1 or p2p=off"];
+    outcome.expect_number("MESSAGES", 1..=1)?;
+    cases(outcome, &[("by-itself", 0, &off), ("p2p=on", 3, refused)])
 }
 
 fn in_use(outcome: &Outcome) -> Verdict {
