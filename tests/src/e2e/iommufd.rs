@@ -1,7 +1,7 @@
 //! The host's kernel with iommufd: a choice of the other subjects' tests in one boot of it, and what is iommufd's own.
 
 use crate::e2e::setting::IOMMUFD_KERNEL;
-use crate::e2e::{Config, Outcome, Test, Verdict, bars, demo, ioctls};
+use crate::e2e::{Config, Outcome, Test, Verdict, bars, demo};
 
 /// Everything that the tests of this file use, and those that they take from other files.
 pub fn machine() -> Config {
@@ -17,7 +17,7 @@ pub fn machine() -> Config {
 }
 
 /// Tests of other subjects, by the names that they have there and here.
-const CHOICE: [(&str, &str); 4] = [
+const CHOICE: [(&str, &str); 3] = [
     ("demo::two_gpus_and_a_disk", "iommufd::two_gpus_and_a_disk"),
     (
         "bars::dma_reaches_another_device_before_and_after_its_bar_moved",
@@ -27,14 +27,11 @@ const CHOICE: [(&str, &str); 4] = [
         "bars::a_device_that_the_host_takes_back_ends_the_run",
         "iommufd::a_device_that_the_host_takes_back_ends_the_run",
     ),
-    (
-        "ioctls::mini_vmm_and_the_host_count_the_same",
-        "iommufd::mini_vmm_and_the_host_count_the_same",
-    ),
 ];
 
 /// The disk's function is reset by the guest's kernel. edu copies the disk's CAP register into the storing device before
-/// and after that: the reset has revoked the dma-buf by which the IOMMU reaches the register.
+/// and after that: the reset has revoked the dma-buf by which the IOMMU reaches the register. The profile says what
+/// `--iommu auto` has decided.
 const RESET: &str = r#"
 guest 'E=0000:00:01.0; V=0000:00:02.0; D=0000:00:03.0; N=/sys/bus/pci/devices/$D; probe enable $V;
     bar() { sed -n $2p /sys/bus/pci/devices/$1/resource | cut -d\  -f1; };
@@ -45,12 +42,8 @@ guest 'E=0000:00:01.0; V=0000:00:02.0; D=0000:00:03.0; N=/sys/bus/pci/devices/$D
     cat $N/reset_method; echo 1 >$N/reset && echo RESET done;
     probe edu $E copy $(bar $D 1) $((A + 0x1000)) 8; echo COPIED $(at $((A + 0x1000)));
     probe wait /dev/nvme0n1; echo AFTER $(sum)' \
-    --vfio $LAB_BDF_edu --vfio $LAB_BDF_store --vfio $LAB_BDF_nvme"#;
-
-/// What `--iommu auto` decides, with a reason.
-const AUTO: &str = r#"
-guest 'probe mark 0x42' --vfio $LAB_BDF_edu --vfio $LAB_BDF_nvme --iommu auto --boot-profile json 2>$TMPDIR/profile
-grep -o 'IOMMU backend: [^"]*' $TMPDIR/profile"#;
+    --vfio $LAB_BDF_edu --vfio $LAB_BDF_store --vfio $LAB_BDF_nvme --iommu auto --boot-profile json 2>$TMPDIR/profile
+grep -ao 'IOMMU backend: [^"]*' $TMPDIR/profile"#;
 
 /// As an ordinary user, who may use one file after the other.
 const ACCESS: &str = r#"
@@ -97,8 +90,9 @@ echo "DEVICES $LAB_BDF_edu $LAB_BDF_nvme""#;
 /// While a guest has the device, on either interface, another gets it on neither.
 const IN_USE: &str = r#"
 for holder in iommufd type1; do
-    guest 'echo UP; sleep 600' --vfio $LAB_BDF_edu --iommu $holder >$TMPDIR/out 2>&1 &
-    for i in $(seq 600); do grep -aq '^UP' $TMPDIR/out && break; sleep 0.1; done
+    guest 'sleep 600' --vfio $LAB_BDF_edu --iommu $holder >$TMPDIR/out 2>&1 &
+    until ls -l /proc/$(pgrep -x "$(basename $LAB_VMM)")/fd 2>/dev/null | grep -q kvm-vcpu; do sleep 0.1; done
+    sleep 1
     for interface in iommufd type1; do
         "$LAB_VMM" --kernel $LAB_KERNEL --vfio $LAB_BDF_edu --iommu $interface >$TMPDIR/said 2>&1
         echo "CASE $holder-$interface status=$? said=$(tr '\n' ' ' <$TMPDIR/said)"
@@ -112,15 +106,11 @@ pub fn tests() -> Vec<Test> {
     let mut tests = chosen();
     tests.extend([
         Test::new(
-            "iommufd::dma_reaches_a_device_before_and_after_it_was_reset",
+            "iommufd::auto_takes_it_and_dma_reaches_a_device_before_and_after_its_reset",
             machine(),
             RESET,
             after_reset,
         ),
-        Test::new("iommufd::auto_takes_it", machine(), AUTO, |outcome| {
-            outcome.expect_clean()?;
-            outcome.expect("IOMMU backend: iommufd, since")
-        }),
         Test::new(
             "iommufd::files_that_may_not_be_used_are_told_with_the_command",
             machine(),
@@ -144,7 +134,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 fn chosen() -> Vec<Test> {
-    let all = [bars::tests(), demo::tests(), ioctls::tests()];
+    let all = [bars::tests(), demo::tests()];
     let all = all.into_iter().flatten();
     all.filter_map(|test| {
         let (_, name) = CHOICE.iter().find(|(there, _)| *there == test.name)?;
@@ -159,6 +149,7 @@ fn chosen() -> Vec<Test> {
 
 fn after_reset(outcome: &Outcome) -> Verdict {
     outcome.expect_clean()?;
+    outcome.expect("IOMMU backend: iommufd, since")?;
     outcome.expect("flr")?;
     outcome.expect("RESET done")?;
     outcome.same_checksum("BEFORE", "AFTER")?;

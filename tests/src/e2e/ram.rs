@@ -232,7 +232,8 @@ unprivileged() { # hard limit of locked memory, options
                 outcome.expect("NUMA node 0")?;
                 outcome.expect("nr_hugepages")
             },
-        ),
+        )
+        .not_on(IOMMUFD_KERNEL, NO_NODES),
         Test::new(
             "ram::a_node_can_be_chosen",
             config(),
