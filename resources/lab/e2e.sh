@@ -1,11 +1,20 @@
 # Functions for the scripts of end-to-end tests, which run in L1 with bash.
 
+# monitor OPTION…: runs the program under test, with the options that the tests are run with unless these say otherwise.
+# REFUSED_IOCTL=0x… keeps an ioctl from it, as a kernel does that has none of that number.
+monitor() {
+    local options=$LAB_VMM_OPTIONS
+    case " $* " in *" --iommu "*) options= ;; esac
+    # shellcheck disable=SC2086 # words
+    ${REFUSED_IOCTL:+"$LAB_TOOL" without-ioctl "$REFUSED_IOCTL" --} "$LAB_VMM" "$@" $options
+}
+
 # guest RUN [OPTION…]: boots the default guest, which runs RUN and powers off; prints the monitor's exit status.
 # GUEST_KERNEL, GUEST_MEMORY, GUEST_CPUS and GUEST_APPEND override what it boots with.
 guest() {
     local run=$1
     shift
-    "$LAB_VMM" --kernel "${GUEST_KERNEL:-$LAB_KERNEL}" --initrd "${GUEST_INITRD:-$LAB_INITRD}" \
+    monitor --kernel "${GUEST_KERNEL:-$LAB_KERNEL}" --initrd "${GUEST_INITRD:-$LAB_INITRD}" \
         --memory "${GUEST_MEMORY:-512M}" --cpus "${GUEST_CPUS:-1}" \
         --cmdline "$LAB_CMDLINE $GUEST_APPEND${run:+ RUN=\"$run\"}" "$@"
     echo "VMM EXIT $?"
@@ -41,7 +50,7 @@ unpacked() {
 
 # vmm OPTION…: runs the monitor as it is; prints its exit status.
 vmm() {
-    "$LAB_VMM" "$@"
+    monitor "$@"
     echo "VMM EXIT $?"
 }
 

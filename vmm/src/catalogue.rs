@@ -211,6 +211,7 @@ samples!(hosts: HostError {
     HostError::NoBarAddress { .. } => [HostError::NoBarAddress { bdf: bdf(), bar: 2 }],
     HostError::IoapicCpus { .. } => [HostError::IoapicCpus { cpus: 256, most: 255 }],
     HostError::KvmCpus { .. } => [HostError::KvmCpus { cpus: 9, most: 8 }],
+    HostError::RamUnmappable { .. } => [HostError::RamUnmappable { range: AddressRange::new(0, 1 << 30) }],
 });
 
 samples!(images: ImageProblem {
@@ -302,6 +303,7 @@ samples!(iommufds: IommufdError {
 samples!(assigns: AssignError {
     AssignError::Install(_) | AssignError::Bars { .. } => [AssignError::Bars { bdf: bdf(), source: BarError::NoUpperHalf }],
     AssignError::Open { .. } => [AssignError::Open { bdf: bdf(), source: call("VFIO_GROUP_GET_DEVICE_FD", libc::EBUSY) }, AssignError::Open { bdf: bdf(), source: call("VFIO_GROUP_GET_DEVICE_FD", libc::EINVAL) }],
+    AssignError::Iommufd(_) => [AssignError::Iommufd(IommufdError::NoCdev { bdf: bdf() })],
     AssignError::Query { .. } => [AssignError::Query { bdf: bdf(), what: "BAR 2".to_owned(), source: call("VFIO_DEVICE_GET_REGION_INFO", libc::EINVAL) }],
     AssignError::Gone { .. } => [AssignError::Gone { bdf: bdf() }],
     AssignError::NotEndpoint { .. } => [AssignError::NotEndpoint { bdf: bdf(), header: 1 }],

@@ -272,6 +272,7 @@ impl DmaGate for RamGate {
         if mapping.open.load(Ordering::Acquire) {
             return Ok(());
         }
+        let _span = mapping.around.profile.span("wait for guest RAM");
         if mapping.arrive() && self.needs_help {
             mapping.hurry();
         }

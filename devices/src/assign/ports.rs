@@ -9,6 +9,7 @@ use std::os::fd::{OwnedFd, RawFd};
 
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::iommu::iommufd_error::IommufdError;
 use crate::pci::address::Bdf;
 use crate::range::Range;
 use crate::sys::{Alignment, HostMap, HostRange};
@@ -172,6 +173,17 @@ pub struct IommuNature {
     pub parallel_maps: bool,
 }
 
+/// Why a device is not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The call that opens it failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// It does not come to iommufd.
+    #[error(transparent)]
+    Iommufd(#[from] IommufdError),
+}
+
 /// An IOMMU context that all assigned devices share.
 pub trait IommuBackend: Send + Sync {
     /// `type1` or `iommufd`.
@@ -180,8 +192,9 @@ pub trait IommuBackend: Send + Sync {
     /// What it can do.
     fn nature(&self) -> IommuNature;
 
-    /// Opens one device; the kernel resets it meanwhile. Called from several threads at once.
-    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, CallError>;
+    /// Opens one device; the kernel resets it meanwhile. Called from several threads at once, once
+    /// for each device, and for all devices before anything is mapped.
+    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, OpenError>;
 
     /// Maps `request`. The backend keeps the memory alive until it is unmapped.
     fn map(&self, request: &MapRequest) -> Result<(), CallError>;
@@ -189,7 +202,7 @@ pub trait IommuBackend: Send + Sync {
     /// Unmaps every mapping inside `range`, which must not cut one in two.
     fn unmap(&self, range: Range) -> Result<(), CallError>;
 
-    /// IO-virtual addresses that can be mapped, ascending.
+    /// IO-virtual addresses that can be mapped, ascending. iommufd knows when all devices are open.
     fn iova_ranges(&self) -> Result<Vec<Range>, CallError>;
 
     /// Group or device descriptors to add to the VM's `KVM_DEV_TYPE_VFIO` device before any vCPU

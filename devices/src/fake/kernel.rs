@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::device::{FakeDevice, FakeDeviceSpec};
 use crate::assign::ports::{
     CallError, IntxLines, IommuBackend, IommuNature, MapRequest, MemSlots, MsiMessage, MsiRoutes,
-    Slot, VectorChange, VectorId, VfioDevice,
+    OpenError, Slot, VectorChange, VectorId, VfioDevice,
 };
 use crate::pci::address::Bdf;
 use crate::range::Range;
@@ -352,7 +352,7 @@ impl IommuBackend for Arc<FakeKernel> {
         self.nature
     }
 
-    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, CallError> {
+    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, OpenError> {
         const CALL: &str = "VFIO_GROUP_GET_DEVICE_FD";
         self.call(CALL, Event::Open(bdf))?;
         let spec = self.devices.get(&bdf);

@@ -19,14 +19,15 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::iommufd_error::IommufdError;
-use crate::assign::ports::{CallError, IommuBackend, IommuNature, MapRequest, VfioDevice};
+use crate::assign::ports::{
+    CallError, IommuBackend, IommuNature, MapRequest, OpenError, VfioDevice,
+};
 use crate::host::Sysfs;
 use crate::pci::address::Bdf;
 use crate::range::Range;
 use crate::sys::iommufd as abi;
 use crate::sys::vfio;
 use crate::sys::{HostRange, VfioPciDevice};
-use crate::threads::on_each;
 
 /// How long a device that is busy is asked again: a sibling's reset, or the end of a process that
 /// had the device, takes up to a second.
@@ -91,21 +92,18 @@ pub fn problems(sysfs: &Sysfs, devices: &[Bdf]) -> Vec<IommufdError> {
 pub struct Iommufd {
     iommu: File,
     ioas: u32,
-    devices: BTreeMap<Bdf, File>,
+    devices: BTreeMap<Bdf, Device>,
     mappings: Mutex<BTreeMap<u64, HostRange>>,
     /// The kernel has no IOMMU_IOAS_MAP_FILE (before 6.13): memfds are mapped by address.
     by_address: AtomicBool,
 }
 
 impl Iommufd {
-    /// Binds and attaches all devices, each in a thread of its own: the kernel resets them there.
+    /// An IO address space, into which devices come as they are opened.
     pub fn new(files: Files) -> Result<Self, IommufdError> {
         let Files { iommu, devices } = files;
         let ioas = abi::ioas_alloc(iommu.as_fd()).map_err(IommufdError::Ioas)?;
-        let name = |device: &Device| format!("open {}", device.bdf);
-        let bound = on_each(&devices, name, |device| bind(&iommu, ioas, device));
-        bound.into_iter().collect::<Result<(), _>>()?;
-        let devices = devices.into_iter().map(|device| (device.bdf, device.file));
+        let devices = devices.into_iter().map(|device| (device.bdf, device));
         Ok(Self {
             ioas,
             devices: devices.collect(),
@@ -190,15 +188,16 @@ impl IommuBackend for Iommufd {
         }
     }
 
-    /// The device is open since it was bound; this hands it out.
-    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, CallError> {
+    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, OpenError> {
         let failed = |source| CallError {
             call: "dup of the device",
             source,
         };
-        let file = self.devices.get(&bdf);
-        let file = file.ok_or(io::ErrorKind::NotFound.into()).map_err(failed)?;
-        let fd = file.as_fd().try_clone_to_owned().map_err(failed)?;
+        let device = self.devices.get(&bdf);
+        let device = device.ok_or(io::ErrorKind::NotFound.into());
+        let device = device.map_err(failed)?;
+        bind(&self.iommu, self.ioas, device)?;
+        let fd = device.file.as_fd().try_clone_to_owned().map_err(failed)?;
         Ok(Box::new(VfioPciDevice::new(fd)?))
     }
 
@@ -221,7 +220,8 @@ impl IommuBackend for Iommufd {
     }
 
     fn kvm_files(&self) -> Vec<RawFd> {
-        self.devices.values().map(AsRawFd::as_raw_fd).collect()
+        let files = self.devices.values().map(|device| &device.file);
+        files.map(AsRawFd::as_raw_fd).collect()
     }
 }
 

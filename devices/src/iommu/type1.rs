@@ -11,7 +11,9 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use parking_lot::Mutex;
 use vfio_bindings::bindings::vfio::{VFIO_API_VERSION, VFIO_TYPE1v2_IOMMU};
 
-use crate::assign::ports::{CallError, IommuBackend, IommuNature, MapRequest, VfioDevice};
+use crate::assign::ports::{
+    CallError, IommuBackend, IommuNature, MapRequest, OpenError, VfioDevice,
+};
 use crate::host::Sysfs;
 use crate::pci::address::Bdf;
 use crate::range::Range;
@@ -237,7 +239,7 @@ impl IommuBackend for Type1 {
         IommuNature::default()
     }
 
-    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, CallError> {
+    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, OpenError> {
         let group = self.group_of.get(&bdf).and_then(|g| self.groups.get(g));
         let group = group.ok_or_else(|| CallError {
             call: "VFIO_GROUP_GET_DEVICE_FD",

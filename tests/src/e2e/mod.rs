@@ -15,22 +15,27 @@ mod errors;
 mod gpus;
 mod interrupts;
 mod ioctls;
+mod iommufd;
+mod kills;
 mod lspci;
 mod memory;
 mod outcome;
 mod ram;
 mod runner;
+mod setting;
 
 use std::time::Duration;
 
 pub use config::Config;
 pub use outcome::Outcome;
 pub use runner::{Tally, run, single, without_unset_kernels};
+pub use setting::Setting;
 
 /// What a check returns: nothing, or what is wrong in one sentence.
 pub type Verdict = Result<(), String>;
 
 /// One test.
+#[derive(Clone)]
 pub struct Test {
     /// `subject::what_is_expected`.
     pub name: &'static str,
@@ -43,6 +48,8 @@ pub struct Test {
     /// A kernel that its guest needs besides the default one. Where that is not set up, the test runs only when it is asked
     /// for by its full name.
     pub guest_kernel: Option<&'static str>,
+    /// A kernel of the lab's host that it cannot run on, and why.
+    pub not_on: Option<(&'static str, &'static str)>,
     /// Judges what came out.
     pub check: fn(&Outcome) -> Verdict,
 }
@@ -61,6 +68,7 @@ impl Test {
             script: script.into(),
             limit: Duration::from_secs(180),
             guest_kernel: None,
+            not_on: None,
             check,
         }
     }
@@ -68,6 +76,12 @@ impl Test {
     /// The same with another kernel set up for its guest.
     fn with_guest_kernel(mut self, name: &'static str) -> Self {
         self.guest_kernel = Some(name);
+        self
+    }
+
+    /// The same, skipped on that kernel of the lab's host for a reason that lies in the kernel.
+    fn not_on(mut self, kernel: &'static str, why: &'static str) -> Self {
+        self.not_on = Some((kernel, why));
         self
     }
 
@@ -88,6 +102,8 @@ pub fn all() -> Vec<Test> {
         cards::tests(),
         interrupts::tests(),
         ioctls::tests(),
+        iommufd::tests(),
+        kills::tests(),
         memory::tests(),
         ram::tests(),
         errors::tests(),

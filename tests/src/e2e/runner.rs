@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::command;
-use crate::e2e::{Config, Outcome, Test, Verdict};
+use crate::e2e::{Config, Outcome, Setting, Test, Verdict};
 use crate::error::{self, Error};
 use crate::machine::{Boot, Sink, Source, job};
 use crate::setup;
@@ -38,7 +38,7 @@ impl Tally {
 }
 
 /// Runs tests, those with equal machines in one boot, and prints how each ended.
-pub fn run(tests: Vec<Test>, verbose: bool) -> Result<Tally, Error> {
+pub fn run(tests: Vec<Test>, setting: &Setting, verbose: bool) -> Result<Tally, Error> {
     let mut tally = Tally::default();
     for group in groups(tests) {
         let mut left: Vec<&Test> = group.iter().collect();
@@ -48,7 +48,7 @@ pub fn run(tests: Vec<Test>, verbose: bool) -> Result<Tally, Error> {
                 break;
             }
             let tests = left.clone();
-            boot(&tests, verbose, &mut |report| {
+            boot(&tests, setting, verbose, &mut |report| {
                 let test = tests.iter().find(|test| test.name == report.name);
                 tally.add(report.show(test));
                 left.retain(|test| test.name != report.name);
@@ -90,9 +90,9 @@ fn lacking_kernel(test: &Test, present: &[&str], filter: Option<&str>) -> Option
 }
 
 /// Runs one test and returns what it printed, and where the logs are.
-pub fn single(test: &Test, verbose: bool) -> Result<(Outcome, PathBuf), Error> {
+pub fn single(test: &Test, setting: &Setting, verbose: bool) -> Result<(Outcome, PathBuf), Error> {
     let mut result = None;
-    boot(&[test], verbose, &mut |report| {
+    boot(&[test], setting, verbose, &mut |report| {
         result = Some((report.outcome, report.log));
     })?;
     result.ok_or_else(|| Error::Failed(format!("the lab's host did not get to {}", test.name)))
@@ -123,7 +123,12 @@ struct Report {
 }
 
 /// Boots the machine of these tests, which is the same, and runs them; `done` gets each that began.
-fn boot(tests: &[&Test], verbose: bool, done: &mut dyn FnMut(Report)) -> Result<(), Error> {
+fn boot(
+    tests: &[&Test],
+    setting: &Setting,
+    verbose: bool,
+    done: &mut dyn FnMut(Report),
+) -> Result<(), Error> {
     let Some(first) = tests.first() else {
         return Ok(());
     };
@@ -137,7 +142,7 @@ fn boot(tests: &[&Test], verbose: bool, done: &mut dyn FnMut(Report)) -> Result<
     let boot = Boot {
         machine: &machine,
         kernels: &kernels,
-        body: &body(&variables, tests),
+        body: &body(&(setting.variables() + &variables), tests),
         what: "the tests",
         interactive: false,
     };

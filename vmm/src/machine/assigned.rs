@@ -41,14 +41,14 @@ const SLOW_INSTALL: Duration = Duration::from_secs(5);
 /// Devices that are being opened, each in a thread of its own, while the VM is built.
 pub struct Opening {
     iommu: Arc<ProfiledIommu>,
-    usable: Vec<Range>,
+    holes: Vec<AddressRange>,
     devfns: Vec<u8>,
     thread: JoinHandle<Result<Vec<SizedDevice>, AssignError>>,
 }
 
 impl Opening {
-    /// Checks that all devices are fit, attaches them to one IOMMU context and begins to open them
-    /// (on iommufd, attaching has opened them). `None` without devices.
+    /// Checks that all devices are fit, chooses one IOMMU context for them and begins to open them
+    /// (on iommufd that attaches them as well). `None` without devices.
     pub fn begin(config: &Config, profile: &Arc<Profile>) -> Result<Option<Self>, Error> {
         let bdfs: Vec<Bdf> = config.vfio.iter().map(|option| option.bdf).collect();
         if bdfs.is_empty() {
@@ -75,7 +75,10 @@ impl Opening {
         )?;
         let iommu = Arc::new(ProfiledIommu::new(chosen.backend, profile));
         profile.note(format!("IOMMU backend: {}, {}", iommu.name(), chosen.why));
-        let usable = iommu.iova_ranges()?;
+        let holes = match chosen.reserved {
+            Some(reserved) => reserved.iter().map(to_arch).collect(),
+            None => plan::holes(&iommu.iova_ranges()?),
+        };
         let thread = {
             let (iommu, profile) = (Arc::clone(&iommu), Arc::clone(profile));
             thread::Builder::new()
@@ -88,7 +91,7 @@ impl Opening {
         };
         Ok(Some(Self {
             iommu,
-            usable,
+            holes,
             devfns,
             thread,
         }))
@@ -99,9 +102,9 @@ impl Opening {
         &self.iommu
     }
 
-    /// What the IOMMU cannot map: no guest RAM may lie there.
+    /// What the IOMMU cannot map as far as is known: no guest RAM may lie there.
     pub fn holes(&self) -> Vec<AddressRange> {
-        plan::holes(&self.usable)
+        self.holes.clone()
     }
 
     /// Waits until all devices are open; adds to them what the options ask for.
@@ -125,8 +128,8 @@ impl Opening {
         }
         Ok(Opened {
             devices,
+            usable: self.iommu.iova_ranges()?,
             iommu: self.iommu,
-            usable: self.usable,
             devfns: self.devfns,
         })
     }
@@ -138,6 +141,13 @@ pub struct Opened {
     usable: Vec<Range>,
     devices: Vec<SizedDevice>,
     devfns: Vec<u8>,
+}
+
+impl Opened {
+    /// What the IOMMU cannot map.
+    pub fn holes(&self) -> Vec<AddressRange> {
+        plan::holes(&self.usable)
+    }
 }
 
 /// Opened devices whose BARs have their addresses.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use devices::assign::ports::{
     CallError, IommuBackend, IommuNature, IrqIndex, IrqInfo, IrqRequest, MapRequest, MemSlots,
-    Region, RegionInfo, Slot, VfioDevice,
+    OpenError, Region, RegionInfo, Slot, VfioDevice,
 };
 use devices::pci::address::Bdf;
 use devices::range::Range;
@@ -73,7 +73,7 @@ impl IommuBackend for ProfiledIommu {
         self.inner.nature()
     }
 
-    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, CallError> {
+    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, OpenError> {
         let subject = Subject::Device(bdf);
         let _span = self.profile.span_of("open and reset", subject);
         let open = || self.inner.open(bdf);
