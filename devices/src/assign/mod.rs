@@ -8,7 +8,7 @@
 //!    [`peers`] may reach them, into the IOMMU;
 //! 5. [`function`]: the guest's configuration accesses ([`config`]) and BAR accesses that
 //!    [`trap`]; a write to COMMAND or a BAR is planned ([`plan`]) and committed ([`commit`]), a
-//!    [`reset`] is carried out;
+//!    [`reset`] is carried out, by [`hot_reset`] where the function cannot be reset alone;
 //! 6. [`irq`] and [`vectors`]: INTx, MSI and MSI-X.
 //!
 //! [`ports`] is what all of it needs from the kernel.
@@ -17,6 +17,7 @@ pub mod commit;
 pub mod config;
 pub mod error;
 pub mod function;
+pub mod hot_reset;
 pub mod irq;
 pub mod map;
 pub mod open;
@@ -37,6 +38,8 @@ mod flow_tests;
 #[cfg(test)]
 mod gate_tests;
 #[cfg(test)]
+mod hot_reset_tests;
+#[cfg(test)]
 mod property_tests;
 #[cfg(test)]
 mod reset_tests;
@@ -44,6 +47,8 @@ mod reset_tests;
 mod testing;
 
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 pub use error::AssignError;
 pub use size::SizedDevice;
@@ -57,6 +62,7 @@ use crate::range::Range;
 use commit::{BarEngine, EngineBar, ROM};
 use config::{ConfigSetup, ConfigSpace};
 use function::AssignedFunction;
+use hot_reset::{FunctionCore, HotReset, Registers};
 use irq::{Interrupts, IrqCounts, IrqPorts};
 use peers::Peers;
 use ports::{DmaGate, IommuBackend, MemSlots};
@@ -166,13 +172,16 @@ impl Assignment {
         engine.install_slots()?;
         install_peer_to_peer(&engine, &devices, peers)?;
         let engine = Arc::new(engine);
-        let functions = devices
-            .into_iter()
-            .enumerate()
-            .map(|(number, device)| {
-                Arc::new(function(number, device, placement, &engine, ports, &gsi))
-            })
+        let cores = devices.iter().enumerate();
+        let cores: Vec<_> = cores
+            .map(|(number, device)| Arc::new(core(number, device, placement, ports, &gsi)))
             .collect();
+        let hot_reset = Arc::new(HotReset::new(cores.clone(), Arc::clone(&engine)));
+        let functions = devices.into_iter().zip(cores).map(|(device, core)| {
+            let shared = (Arc::clone(&hot_reset), Arc::clone(&engine));
+            Arc::new(function(device, core, shared, ports))
+        });
+        let functions = functions.collect();
         Ok(Self {
             functions,
             engine,
@@ -279,14 +288,14 @@ fn install_peer_to_peer(
     Ok(())
 }
 
-fn function(
+/// The registers of a device as the guest sees them.
+fn core(
     number: usize,
-    device: SizedDevice,
+    device: &SizedDevice,
     placement: &Placement,
-    engine: &Arc<BarEngine>,
     ports: &Ports,
     gsi: &impl Fn(usize, u8) -> u32,
-) -> AssignedFunction {
+) -> FunctionCore {
     let bars: Vec<BarInfo> = device.bars.iter().map(|bar| bar.info).collect();
     let placed = |bar: u8| Some((bar, placement.address(number, bar)?));
     let addresses: Vec<(u8, u64)> = (0..=ROM).filter_map(placed).collect();
@@ -311,18 +320,28 @@ fn function(
     let id: (u16, Bdf) = (number as u16, device.bdf);
     let vfio = Arc::clone(&device.device);
     let irq = Interrupts::new(id, vfio, &device.caps, counts, gsi, ports.irq.clone());
-    let msix_bars = device.caps.msix.as_ref();
-    let msix_bars = msix_bars.map(|cap| (cap.table.bar, cap.pba.bar));
-    AssignedFunction::new(
-        (number, device.bdf),
-        device.device,
-        Arc::clone(engine),
-        Arc::clone(&ports.gate),
-        config,
-        irq,
-        msix_bars,
-    )
-    .with_rom(device.rom)
+    FunctionCore {
+        number,
+        bdf: device.bdf,
+        device: Arc::clone(&device.device),
+        registers: Mutex::new(Registers {
+            config,
+            irq,
+            wanted_reset: None,
+        }),
+    }
+}
+
+fn function(
+    device: SizedDevice,
+    core: Arc<FunctionCore>,
+    (hot_reset, engine): (Arc<HotReset>, Arc<BarEngine>),
+    ports: &Ports,
+) -> AssignedFunction {
+    let msix = device.caps.msix.as_ref();
+    let msix_bars = msix.map(|cap| (cap.table.bar, cap.pba.bar));
+    let gate = Arc::clone(&ports.gate);
+    AssignedFunction::new(core, hot_reset, engine, gate, msix_bars).with_rom(device.rom)
 }
 
 #[cfg(test)]

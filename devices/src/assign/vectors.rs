@@ -321,6 +321,7 @@ mod tests {
             bars: Default::default(),
             irqs: BTreeMap::from([(IrqIndex::Msix, info)]),
             can_reset: false,
+            on_bus: Vec::new(),
             can_export: false,
         }]);
         Rig {

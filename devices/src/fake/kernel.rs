@@ -49,6 +49,8 @@ pub enum Event {
     ConfigWrite(Bdf, u64, Vec<u8>),
     /// `VFIO_DEVICE_RESET`.
     Reset(Bdf),
+    /// `VFIO_DEVICE_PCI_HOT_RESET`, by this device.
+    HotReset(Bdf),
     /// `VFIO_DEVICE_FEATURE_DMA_BUF`.
     Export(Bdf),
 }

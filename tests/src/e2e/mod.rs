@@ -14,6 +14,7 @@ mod interrupts;
 mod memory;
 mod outcome;
 mod ram;
+mod resets;
 mod runner;
 
 use std::time::Duration;
@@ -73,6 +74,7 @@ pub fn all() -> Vec<Test> {
         interrupts::tests(),
         memory::tests(),
         ram::tests(),
+        resets::tests(),
         errors::tests(),
     ]
     .into_iter()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use devices::assign::ports::{
     CallError, IommuBackend, IommuNature, IrqIndex, IrqInfo, IrqRequest, MapRequest, MemSlots,
-    Region, RegionInfo, Slot, VfioDevice,
+    Region, RegionInfo, ResetFunction, Slot, VfioDevice,
 };
 use devices::pci::address::Bdf;
 use devices::range::Range;
@@ -182,6 +182,14 @@ impl VfioDevice for ProfiledDevice {
 
     fn reset(&self) -> Result<(), CallError> {
         self.call("reset", || self.inner.reset())
+    }
+
+    fn hot_reset_functions(&self) -> Result<Vec<ResetFunction>, CallError> {
+        self.call("hot reset info", || self.inner.hot_reset_functions())
+    }
+
+    fn hot_reset(&self) -> Result<(), CallError> {
+        self.call("hot reset", || self.inner.hot_reset())
     }
 }
 
