@@ -38,6 +38,8 @@ pub struct Test {
     pub limit: Duration,
     /// Judges what came out.
     pub check: fn(&Outcome) -> Verdict,
+    /// The host's IOMMU refuses DMA meanwhile; otherwise that is a failure.
+    pub iommu_faults: bool,
 }
 
 impl Test {
@@ -54,7 +56,14 @@ impl Test {
             script: script.into(),
             limit: Duration::from_secs(180),
             check,
+            iommu_faults: false,
         }
+    }
+
+    /// The same, which the host's IOMMU refuses DMA in.
+    fn with_iommu_faults(mut self) -> Self {
+        self.iommu_faults = true;
+        self
     }
 
     /// The same with another limit.
