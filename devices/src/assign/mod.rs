@@ -4,8 +4,8 @@
 //! 2. [`size`]: configuration space, BARs, interrupts of each; [`windows`]: what can be mapped;
 //! 3. [`crate::pci::place`]: a guest-physical address for every BAR;
 //! 4. [`map`]: areas into the VMM; [`ram`]: RAM into the IOMMU, possibly while the guest runs
-//!    already: a device waits for it before it masters the bus; [`commit`]: areas into memslots and, where
-//!    [`peers`] may reach them, into the IOMMU;
+//!    already: a device waits for it before it masters the bus; [`commit`]: areas into memslots;
+//!    [`peer_maps`]: where [`peers`] may reach them, into the IOMMU, before the same moment;
 //! 5. [`function`]: the guest's configuration accesses ([`config`]) and BAR accesses that
 //!    [`trap`]; a write to COMMAND or a BAR is planned ([`plan`]) and committed ([`commit`]), a
 //!    [`reset`] is carried out, by [`hot_reset`] where the function cannot be reset alone;
@@ -21,6 +21,7 @@ pub mod hot_reset;
 pub mod irq;
 pub mod map;
 pub mod open;
+pub mod peer_maps;
 pub mod peers;
 pub mod plan;
 pub mod ports;
@@ -64,6 +65,7 @@ use config::{ConfigSetup, ConfigSpace};
 use function::AssignedFunction;
 use hot_reset::{FunctionCore, HotReset, Registers};
 use irq::{Interrupts, IrqCounts, IrqPorts};
+use peer_maps::Unreachable;
 use peers::Peers;
 use ports::{DmaGate, IommuBackend, MemSlots};
 use trap::{BarWindow, Space};
@@ -138,6 +140,7 @@ pub struct Assignment {
     functions: Vec<Arc<AssignedFunction>>,
     engine: Arc<BarEngine>,
     windows: BarWindows,
+    peers: Mutex<Peers>,
 }
 
 /// The BARs of all `devices`, to be placed.
@@ -157,7 +160,9 @@ pub fn place_requests(devices: &[SizedDevice], options: &[DeviceOptions]) -> Vec
 }
 
 impl Assignment {
-    /// Installs the opened `devices` at their placed addresses. `gsi` tells where the INTx pin (1
+    /// Installs the opened `devices` at their placed addresses. Their BARs are not mapped for peers
+    /// yet: [`Assignment::map_peers`] must have been called before any of them masters the bus.
+    /// `gsi` tells where the INTx pin (1
     /// to 4) of a device, by its number, is routed.
     pub fn new(
         devices: Vec<SizedDevice>,
@@ -170,7 +175,7 @@ impl Assignment {
         let mut peers = Peers::new(devices.len(), options, ports.iommu.nature());
         let engine = engine(&devices, options, &mut peers, placement, &windows, ports)?;
         engine.install_slots()?;
-        install_peer_to_peer(&engine, &devices, peers)?;
+        engine.begin_peers(|device| peers.wanted(device));
         let engine = Arc::new(engine);
         let cores = devices.iter().enumerate();
         let cores: Vec<_> = cores
@@ -186,7 +191,24 @@ impl Assignment {
             functions,
             engine,
             windows,
+            peers: Mutex::new(peers),
         })
+    }
+
+    /// Maps the BARs that peers are to reach, and follows what the guest does with them from then
+    /// on. Takes long on some kernels; may run beside the guest, but for devices that master the
+    /// bus. `is_over` ends it between two mappings.
+    pub fn map_peers(&self, is_over: impl Fn() -> bool) -> Result<(), AssignError> {
+        let give_up = |lost: Unreachable| {
+            let bdf = lost.error.bdf;
+            let mut peers = self.peers.lock();
+            peers.give_up(lost.device, bdf, lost.error.into())
+        };
+        self.engine.map_peers(give_up, is_over)?;
+        if let Some(warning) = self.peers.lock().warning() {
+            tracing::warn!("{warning}");
+        }
+        Ok(())
     }
 
     /// The functions, in the order of the devices.
@@ -267,25 +289,6 @@ fn engine(
         Arc::clone(&ports.slots),
         Arc::clone(&ports.iommu),
     ))
-}
-
-/// Maps the BARs that `peers` are to reach.
-fn install_peer_to_peer(
-    engine: &BarEngine,
-    devices: &[SizedDevice],
-    mut peers: Peers,
-) -> Result<(), AssignError> {
-    for (number, device) in devices.iter().enumerate() {
-        if peers.wanted(number)
-            && let Err(error) = engine.install_peer_to_peer(number)
-        {
-            peers.give_up(number, device.bdf, error.into())?;
-        }
-    }
-    if let Some(warning) = peers.warning() {
-        tracing::warn!("{warning}");
-    }
-    Ok(())
 }
 
 /// The registers of a device as the guest sees them.
