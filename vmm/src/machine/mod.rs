@@ -171,6 +171,9 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     // From now on a second signal ends the process, should the rest take long.
     drop(signals_end_run);
     profile.mark("run ended");
+    if let Some(iommu) = &iommu {
+        iommu.note_exit();
+    }
     prepared.cancel();
     console.close();
     drop(threads);
