@@ -165,6 +165,11 @@ impl ConfigSpace {
         PmControl::from_bits_retain(raw.unwrap_or(0))
     }
 
+    /// Whether the guest has left the function in D0.
+    pub fn is_awake(&self) -> bool {
+        self.power().state() == PowerState::D0
+    }
+
     /// Who owns the byte at `offset`; nobody behind the end of a 256-byte space.
     pub fn owner(&self, offset: u16) -> Option<Owner> {
         self.owners.get(usize::from(offset)).copied()
@@ -272,8 +277,7 @@ impl ConfigSpace {
 
     /// What the engine has to know. A sleeping function decodes nothing.
     pub fn programmed(&self) -> Programmed {
-        let awake = self.power().state() == PowerState::D0;
-        let command = if awake {
+        let command = if self.is_awake() {
             self.command()
         } else {
             Command::empty()

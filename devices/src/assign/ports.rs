@@ -113,6 +113,16 @@ pub enum IrqRequest<'a> {
     MaskIntx,
 }
 
+/// A function that a reset of a slot or bus affects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResetFunction {
+    /// Its host address.
+    pub bdf: Bdf,
+    /// The kernel takes it for this process's: it is assigned, or in the IOMMU group of one that
+    /// is.
+    pub ours: bool,
+}
+
 /// An opened VFIO device.
 pub trait VfioDevice: Send + Sync {
     /// Size, flags and mappable areas of `region`. Not asked for the ROM unless it is wanted:
@@ -143,6 +153,14 @@ pub trait VfioDevice: Send + Sync {
 
     /// `VFIO_DEVICE_RESET`. Interrupts must be disarmed and COMMAND.MASTER clear before.
     fn reset(&self) -> Result<(), CallError>;
+
+    /// `VFIO_DEVICE_GET_PCI_HOT_RESET_INFO`: all functions that [`VfioDevice::hot_reset`] resets,
+    /// this one among them. ENODEV where there is no slot or bus that could be reset.
+    fn hot_reset_functions(&self) -> Result<Vec<ResetFunction>, CallError>;
+
+    /// `VFIO_DEVICE_PCI_HOT_RESET`: resets the function's slot or bus. All that are affected must
+    /// be ours, with interrupts disarmed and COMMAND.MASTER clear.
+    fn hot_reset(&self) -> Result<(), CallError>;
 }
 
 /// One DMA mapping: a device may read and write `memory` at `iova`.

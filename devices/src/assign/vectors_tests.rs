@@ -25,6 +25,7 @@ fn rig(count: u16, noresize: bool) -> Rig {
         bars: Default::default(),
         irqs: BTreeMap::from([(IrqIndex::Msix, info)]),
         can_reset: false,
+        on_bus: Vec::new(),
         can_export: false,
     }]);
     Rig {

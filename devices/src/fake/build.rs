@@ -22,6 +22,7 @@ impl FakeDeviceSpec {
             bars: Default::default(),
             irqs: BTreeMap::new(),
             can_reset: true,
+            on_bus: Vec::new(),
             can_export: true,
         }
     }

@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::kernel::{Dmabuf, Event, FakeKernel};
 use crate::assign::ports::{
-    CallError, IrqIndex, IrqInfo, IrqRequest, Region, RegionInfo, VfioDevice,
+    CallError, IrqIndex, IrqInfo, IrqRequest, Region, RegionInfo, ResetFunction, VfioDevice,
 };
 use crate::pci::address::Bdf;
 use crate::pci::image;
@@ -32,6 +32,8 @@ pub struct FakeDeviceSpec {
     pub irqs: BTreeMap<IrqIndex, IrqInfo>,
     /// `VFIO_DEVICE_RESET` works.
     pub can_reset: bool,
+    /// What a reset of its bus affects, itself included; empty where there is none.
+    pub on_bus: Vec<ResetFunction>,
     /// The kernel exports its BARs as dma-buf.
     pub can_export: bool,
 }
@@ -279,6 +281,29 @@ impl VfioDevice for Arc<FakeDevice> {
         let bdf = self.spec.bdf;
         self.kernel.call("VFIO_DEVICE_RESET", Event::Reset(bdf))?;
         self.kernel.revoke(bdf, !self.decodes());
+        Ok(())
+    }
+
+    fn hot_reset_functions(&self) -> Result<Vec<ResetFunction>, CallError> {
+        match self.spec.on_bus.as_slice() {
+            [] => Err(refused("VFIO_DEVICE_GET_PCI_HOT_RESET_INFO", libc::ENODEV)),
+            functions => Ok(functions.to_vec()),
+        }
+    }
+
+    /// vfio_pci_dev_set_hot_reset
+    fn hot_reset(&self) -> Result<(), CallError> {
+        const CALL: &str = "VFIO_DEVICE_PCI_HOT_RESET";
+        let functions = &self.spec.on_bus;
+        self.kernel.call(CALL, Event::HotReset(self.spec.bdf))?;
+        if functions.is_empty() || functions.iter().any(|function| !function.ours) {
+            return Err(refused(CALL, libc::EINVAL));
+        }
+        for function in functions {
+            let opened = self.kernel.device(function.bdf);
+            let decodes = opened.is_none_or(|device| device.decodes());
+            self.kernel.revoke(function.bdf, !decodes);
+        }
         Ok(())
     }
 }

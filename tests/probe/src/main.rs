@@ -10,6 +10,7 @@ mod edu;
 mod error;
 mod gpus;
 mod mmio;
+mod moves;
 mod pci;
 mod port;
 mod power;
@@ -29,6 +30,8 @@ usage: probe COMMAND …
   config read BDF OFFSET WIDTH         read configuration space
   config write BDF OFFSET WIDTH VALUE
   enable BDF                           set MEM and MASTER in COMMAND
+  moves BDF BAR COUNT                  move a 64-bit BAR that stores data to COUNT new places, and back
+  churn BDF BAR BASE COUNT             move it to BASE and on and back and toggle decode, COUNT times, and access it meanwhile
   gpus                                 enable every GPU, touch both ends of each memory BAR, then mark 0x42
   mark N                               write N to I/O port 0x80 and print it
   edu BDF factorial N                  let the device compute N!
@@ -63,6 +66,8 @@ fn run(args: &mut Args) -> Result<(), Error> {
         "write" => mmio::write(args),
         "config" => pci::config(args),
         "enable" => pci::enable(args),
+        "moves" => moves::moves(args),
+        "churn" => moves::churn(args),
         "gpus" => gpus::run(args),
         "mark" => port::mark_command(args),
         "edu" => edu::run(args),

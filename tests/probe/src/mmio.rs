@@ -22,6 +22,11 @@ pub struct Page {
     what: String,
 }
 
+// SAFETY: a shared mapping of the whole process, accessed by volatile reads and writes only.
+unsafe impl Send for Page {}
+// SAFETY: as for `Send`; what two threads write at once is the device's business.
+unsafe impl Sync for Page {}
+
 impl Page {
     /// Maps the page of `path` that holds `offset`, for reading and writing.
     pub fn of_file(path: &Path, offset: u64) -> Result<Self, Error> {
@@ -237,7 +242,7 @@ pub fn write(args: &mut Args) -> Result<(), Error> {
 /// interrupt in between leaves something harmless there.
 ///
 /// The code of an access is brought in before, so that it does not fault itself.
-fn let_an_interrupt_pass(width: u64) -> Result<(), Error> {
+pub fn let_an_interrupt_pass(width: u64) -> Result<(), Error> {
     let zero = Page::of_file(Path::new("/dev/zero"), 0)?;
     let value = zero.read(0, width)?;
     zero.write(0, width, value)?;

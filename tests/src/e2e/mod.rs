@@ -21,6 +21,7 @@ mod lspci;
 mod memory;
 mod outcome;
 mod ram;
+mod resets;
 mod runner;
 mod setting;
 
@@ -52,6 +53,8 @@ pub struct Test {
     pub not_on: Option<(&'static str, &'static str)>,
     /// Judges what came out.
     pub check: fn(&Outcome) -> Verdict,
+    /// The host's IOMMU refuses DMA meanwhile; otherwise that is a failure.
+    pub iommu_faults: bool,
 }
 
 impl Test {
@@ -70,6 +73,7 @@ impl Test {
             guest_kernel: None,
             not_on: None,
             check,
+            iommu_faults: false,
         }
     }
 
@@ -82,6 +86,12 @@ impl Test {
     /// The same, skipped on that kernel of the lab's host for a reason that lies in the kernel.
     fn not_on(mut self, kernel: &'static str, why: &'static str) -> Self {
         self.not_on = Some((kernel, why));
+        self
+    }
+
+    /// The same, which the host's IOMMU refuses DMA in.
+    fn with_iommu_faults(mut self) -> Self {
+        self.iommu_faults = true;
         self
     }
 
@@ -106,6 +116,7 @@ pub fn all() -> Vec<Test> {
         kills::tests(),
         memory::tests(),
         ram::tests(),
+        resets::tests(),
         errors::tests(),
         check::tests(),
     ]

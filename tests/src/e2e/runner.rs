@@ -264,7 +264,13 @@ impl Report {
             Some(124 | 137) => Err(format!("took longer than {} s", test.limit.as_secs())),
             Some(_) => {
                 (test.check)(&self.outcome)?;
-                match self.outcome.host.first() {
+                let is_fault = |line: &&String| line.contains("DMAR: ") && line.contains("fault");
+                let host = &self.outcome.host;
+                if test.iommu_faults && !host.iter().any(|line| is_fault(&line)) {
+                    return Err("the host's IOMMU refused no DMA".to_owned());
+                }
+                let mut complaints = host.iter();
+                match complaints.find(|line| !(test.iommu_faults && is_fault(line))) {
                     Some(complaint) => Err(format!("the host's kernel complains: {complaint}")),
                     None => Ok(()),
                 }
@@ -373,5 +379,26 @@ mod tests {
         };
         let test = test("a::1", Config::default());
         assert!(report.verdict(&test).unwrap_err().contains("DMAR"));
+    }
+
+    #[test]
+    fn a_test_of_refused_dma_needs_a_fault_and_bears_nothing_else() {
+        let verdict = |host: &[&str]| {
+            let report = Report {
+                name: "a::1".to_owned(),
+                outcome: Outcome {
+                    status: Some(0),
+                    host: host.iter().map(|line| (*line).to_owned()).collect(),
+                    ..Outcome::default()
+                },
+                elapsed: Duration::ZERO,
+                log: PathBuf::new(),
+            };
+            report.verdict(&test("a::1", Config::default()).with_iommu_faults())
+        };
+        let fault = "DMAR: [DMA Write NO_PASID] Request device [00:03.0] fault addr 0x400000000";
+        assert!(verdict(&[]).is_err());
+        assert!(verdict(&[fault]).is_ok());
+        assert!(verdict(&[fault, "WARNING: x"]).is_err());
     }
 }

@@ -1,5 +1,6 @@
 //! The wiring of assigned devices, in the order in which `machine` calls it:
-//! [`Opening::begin`], [`Opening::finish`], [`Placed::new`], [`Placed::install`], [`add_to_buses`].
+//! [`Opening::begin`], [`Opening::finish`], [`Placed::new`], [`Placed::install`],
+//! [`Installed::map_peers`], [`add_to_buses`].
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -12,8 +13,8 @@ use devices::assign::irq::IrqPorts;
 use devices::assign::open::open_all;
 use devices::assign::ports::{DmaGate, IommuBackend, MemSlots};
 use devices::assign::{
-    AssignError, Assignment, BarWindows, DeviceOptions, PeerToPeer, Ports, SizedDevice,
-    place_requests, preflight,
+    AssignError, Assignment, BarWindows, DeviceOptions, Ports, SizedDevice, place_requests,
+    preflight,
 };
 use devices::bus::Bus;
 use devices::host::Sysfs;
@@ -25,6 +26,7 @@ use devices::pci::place::Placement;
 use devices::range::Range;
 use kvm_ioctls::{DeviceFd, VmFd};
 
+use super::ram::RamPreparation;
 use super::slots::guest_addresses;
 use crate::config::Config;
 use crate::error::{Error, HostError};
@@ -34,9 +36,10 @@ use crate::limits::{self, FewFiles};
 use crate::plan::{self, device_options, from_arch, has_peers, io_window, to_arch};
 use crate::profile::{Profile, ProfiledExits, ProfiledFunction, ProfiledIommu};
 use crate::run::FaultHandler;
+use crate::stop::{Outcome, Stop};
 
-/// BARs that take longer to install are worth a word.
-const SLOW_INSTALL: Duration = Duration::from_secs(5);
+/// BARs that take longer to map are worth a word.
+const SLOW_MAPS: Duration = Duration::from_secs(5);
 
 /// Devices that are being opened, each in a thread of its own, while the VM is built.
 pub struct Opening {
@@ -222,8 +225,8 @@ impl Placed {
             io: io_window(),
         };
         let devfns = self.opened.devfns;
+        let nature = ports.iommu.nature();
         let slot = |number: usize| devfns.get(number).copied().unwrap_or(0) >> 3;
-        let begin = Instant::now();
         let assignment = Assignment::new(
             self.opened.devices,
             &self.options,
@@ -233,19 +236,10 @@ impl Placed {
             // PCI counts pins from 1, the routing table from 0.
             |number, pin| layout::intx_gsi(slot(number), pin.saturating_sub(1)),
         )?;
-        let reachable = self
-            .options
-            .iter()
-            .any(|o| o.peer_to_peer != PeerToPeer::Off);
-        if reachable && begin.elapsed() > SLOW_INSTALL {
-            tracing::warn!(
-                "mapping the BARs took {} s: host kernels before Linux 6.15 map them page by page for other devices to reach; p2p=off on each --vfio does without",
-                begin.elapsed().as_secs()
-            );
-        }
         Ok(Installed {
             assignment: Arc::new(assignment),
             devfns,
+            maps_beside: !nature.bars_by_dmabuf,
             _vfio: vfio,
         })
     }
@@ -256,6 +250,8 @@ pub struct Installed {
     assignment: Arc<Assignment>,
     /// Where each sits on the root bus.
     devfns: Vec<u8>,
+    /// Mapping their BARs may take long: see [`Installed::map_peers`].
+    maps_beside: bool,
     /// Closing it would undo KVM's registration of the devices.
     _vfio: DeviceFd,
 }
@@ -264,6 +260,45 @@ impl Installed {
     /// The functions, in the order of the command line.
     pub fn functions(&self) -> &[Arc<AssignedFunction>] {
         self.assignment.functions()
+    }
+
+    /// Maps BARs for other devices to reach, then lets guest RAM be mapped, which a device waits for
+    /// before it masters the bus. By dma-buf that takes no time and is done at once; else in a thread
+    /// of its own, while the guest starts already.
+    pub fn map_peers(
+        &self,
+        ram: &RamPreparation,
+        stop: &Arc<Stop>,
+        profile: &Arc<Profile>,
+    ) -> Result<(), Error> {
+        let (assignment, stop) = (Arc::clone(&self.assignment), Arc::clone(stop));
+        let (ram, profile) = (ram.maps(), Arc::clone(profile));
+        let map = move |is_over: &dyn Fn() -> bool| -> Result<(), Error> {
+            let begin = Instant::now();
+            {
+                let _span = profile.span("map BARs for peers");
+                assignment.map_peers(is_over)?;
+            }
+            if begin.elapsed() > SLOW_MAPS {
+                tracing::warn!(
+                    "mapping the BARs took {} s: host kernels before Linux 6.15 map them page by page for other devices to reach; p2p=off on each --vfio does without",
+                    begin.elapsed().as_secs()
+                );
+            }
+            ram.allow();
+            Ok(())
+        };
+        if !self.maps_beside {
+            return map(&|| false);
+        }
+        let work = move || {
+            if let Err(error) = map(&|| stop.is_requested()) {
+                stop.request(Outcome::Failed(error));
+            }
+        };
+        // Never joined: at the end of the run it is left behind rather than waited for.
+        let thread = thread::Builder::new().name("peers".to_owned()).spawn(work);
+        thread.map(drop).map_err(Error::system("start a thread"))
     }
 
     /// Tells which device's memory is missing.

@@ -119,8 +119,8 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         pauses: Arc::clone(&pauses),
         hold: Duration::from_secs(config.test_hold_dma_gate),
     };
-    let iommu = opening.as_ref().map(Opening::iommu);
-    let prepared = RamPreparation::begin(config, &ram, backing, iommu, around)?;
+    let iommu = opening.as_ref().map(|opening| Arc::clone(opening.iommu()));
+    let prepared = RamPreparation::begin(config, &ram, backing, iommu.as_ref(), around)?;
 
     // What does not depend on the devices is done while they are being opened and reset.
     let entry = {
@@ -154,7 +154,10 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         let install = |placed: Placed| placed.install(&vm, &slots, &irqs, &prepared.gate);
         placed.map(install).transpose()?
     };
-    prepared.allow_maps();
+    match &installed {
+        Some(installed) => installed.map_peers(&prepared, &stop, profile)?,
+        None => prepared.maps().allow(),
+    }
 
     let console = serial_console(&irqs)?;
     let mut ports = Bus::new();
@@ -189,6 +192,9 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     // From now on a second signal ends the process, should the rest take long.
     drop(signals_end_run);
     profile.mark("run ended");
+    if let Some(iommu) = &iommu {
+        iommu.note_exit();
+    }
     prepared.cancel();
     console.close();
     drop(threads);
