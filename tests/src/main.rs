@@ -4,6 +4,7 @@
 //! `cargo lab demo` shows mini-vmm at work there, and `cargo lab test` is the project's test command. See docs/lab.md.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod checks;
 mod cli;
 mod command;
@@ -19,7 +20,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{Cli, RunArgs, TestArgs};
+use cli::{BenchArgs, Cli, RunArgs, TestArgs};
 use e2e::Tally;
 use error::Error;
 use machine::{Boot, Source, job, terminal};
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         cli::Command::Setup { kernels } => setup_command(&kernels),
         cli::Command::Run(arguments) => run_command(&arguments),
         cli::Command::Demo { verbose } => demo_command(verbose),
+        cli::Command::Bench(arguments) => bench_command(&arguments),
         cli::Command::Test(arguments) => test_command(&arguments),
     };
     match result {
@@ -98,6 +100,11 @@ fn demo_command(verbose: bool) -> Result<u8, Error> {
             )))
         }
     }
+}
+
+fn bench_command(arguments: &BenchArgs) -> Result<u8, Error> {
+    let good = bench::run(arguments)?;
+    Ok(u8::from(!good))
 }
 
 fn test_command(arguments: &TestArgs) -> Result<u8, Error> {

@@ -13,6 +13,7 @@ mod mmio;
 mod pci;
 mod port;
 mod power;
+mod stamp;
 mod wait;
 
 use std::process::ExitCode;
@@ -36,6 +37,7 @@ usage: probe COMMAND …
   coldplug INDEX                       load the modules that present devices ask for
   insmod FILE…                         load modules in the order given
   wait PATH [SECONDS]                  wait until PATH exists (30 s)
+  stamp FILE                           write the lines of standard input to FILE, each with CLOCK_MONOTONIC in ns
   off STATUS                           print `GUEST EXIT STATUS` and power off";
 
 fn main() -> ExitCode {
@@ -66,6 +68,7 @@ fn run(args: &mut Args) -> Result<(), Error> {
         "coldplug" => coldplug::run(args),
         "insmod" => coldplug::insmod(args),
         "wait" => wait::run(args),
+        "stamp" => stamp::run(args),
         "off" => power::off(args),
         other => Err(Error::Usage(format!("unknown command `{other}`"))),
     }

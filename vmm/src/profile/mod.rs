@@ -88,6 +88,8 @@ pub struct Profile {
     origin: Instant,
     /// From the start of the process to `origin`.
     before: Duration,
+    /// CLOCK_MONOTONIC at the start of the process, for views from outside.
+    started: Duration,
     events: Mutex<Vec<Event>>,
     calls: Mutex<BTreeMap<(&'static str, Subject), Tally>>,
     notes: Mutex<Vec<String>>,
@@ -117,9 +119,12 @@ impl Drop for Span<'_> {
 impl Profile {
     /// Starts the clock; time counts from the start of the process.
     pub fn start() -> Self {
+        let before = age_of_process().unwrap_or_default();
+        let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
         Self {
             origin: Instant::now(),
-            before: age_of_process().unwrap_or_default(),
+            before,
+            started: now.saturating_sub(before),
             events: Mutex::new(Vec::with_capacity(64)),
             calls: Mutex::default(),
             notes: Mutex::default(),

@@ -12,6 +12,8 @@ use crate::options::ProfileForm;
 #[derive(Serialize)]
 struct Report {
     version: u32,
+    /// CLOCK_MONOTONIC where `at_ns` is 0: the start of the process, to 10 ms.
+    started_ns: u64,
     /// Decisions with their reasons.
     notes: Vec<String>,
     /// Phases and moments by time.
@@ -53,7 +55,7 @@ pub fn report(profile: &Profile, form: ProfileForm) -> String {
     let notes = profile.notes.lock().clone();
     match form {
         ProfileForm::Table => table(&notes, &events, &calls),
-        ProfileForm::Json => json(notes, &events, &calls),
+        ProfileForm::Json => json(profile.started, notes, &events, &calls),
     }
 }
 
@@ -87,7 +89,12 @@ fn table(notes: &[String], events: &[Event], calls: &[(&'static str, Subject, Ta
     text
 }
 
-fn json(notes: Vec<String>, events: &[Event], calls: &[(&'static str, Subject, Tally)]) -> String {
+fn json(
+    started: Duration,
+    notes: Vec<String>,
+    events: &[Event],
+    calls: &[(&'static str, Subject, Tally)],
+) -> String {
     let events = events.iter().map(|event| EventRow {
         name: event.name,
         subject: event.subject.to_string(),
@@ -104,6 +111,7 @@ fn json(notes: Vec<String>, events: &[Event], calls: &[(&'static str, Subject, T
     });
     let report = Report {
         version: 1,
+        started_ns: nanoseconds(started),
         notes,
         events: events.collect(),
         calls: calls.collect(),
@@ -137,6 +145,7 @@ mod tests {
         let text = report(&profile, ProfileForm::Json);
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["version"], 1);
+        assert!(value["started_ns"].as_u64().unwrap() > 0);
         assert_eq!(value["events"][0]["name"], "outer");
         assert_eq!(value["events"][1]["name"], "inner");
         assert!(value["events"][1].get("took_ns").is_none());

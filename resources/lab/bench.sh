@@ -1,0 +1,148 @@
+#!/bin/bash
+# bench.sh VMM: starts a VMM in L1 once, with all devices that are bound to vfio-pci, and leaves in $LAB_OUT what
+# `cargo lab bench` (tests/src/bench) makes numbers of. BENCH_PROGRAM, BENCH_KERNEL, BENCH_INITRD, BENCH_RAM and BENCH_IOMMU
+# say with what.
+#
+# Everything that is timed lies in memory: programs, their libraries, firmware, kernel and initrd are copied there, since how
+# long a file takes over 9p depends on what was read before.
+#
+#   bench/console    each line of the guest's console with the time at which it was complete
+#   bench/messages   the VMM's standard error
+#   bench/version    what the VMM calls itself
+#   bench/first/     the kernel's trace of the first KVM_RUN
+#   bench/dma/       its trace of mappings in the IOMMU, with their addresses
+#   ioctls/          the trace of all ioctls (count-ioctls.sh)
+set -u
+vmm=$1
+work=$TMPDIR/bench
+out=$LAB_OUT/bench
+probe=$LAB_REPO/target/lab/probe/release/probe
+firmware='bios-256k.bin kvmvapic.bin linuxboot_dma.bin'
+
+fail() {
+    echo "lab: bench: $*" >&2
+    exit 125
+}
+
+# The program and what it is linked with, but for the loader, whose path is fixed.
+stage_program() {
+    local library
+    cp "$BENCH_PROGRAM" "$work/vmm" || return
+    for library in $(ldd "$BENCH_PROGRAM" | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p'); do
+        cp "$library" "$work/lib/" || return
+    done
+}
+stage_firmware() {
+    local name directory
+    for name in $firmware; do
+        for directory in $("$BENCH_PROGRAM" -L help); do
+            [ -e "$directory/$name" ] && cp "$directory/$name" "$work/firmware/" && continue 2
+        done
+        return 1
+    done
+}
+
+# What users of each write to start such a guest; nothing of either that the guest does not need.
+arguments_of_mini_vmm() {
+    local bdf
+    words=(--kernel "$work/kernel" --initrd "$work/initrd" --cmdline "$cmdline" --memory "$BENCH_RAM" --iommu "$BENCH_IOMMU"
+        --boot-profile json,at=exit)
+    for bdf in $LAB_BDFS; do
+        words+=(--vfio "$bdf")
+    done
+}
+arguments_of_qemu() {
+    local bdf backend=
+    words=(-machine q35,accel=kvm -cpu host -smp 1 -m "$BENCH_RAM" -nodefaults -no-user-config -no-reboot -nic none
+        -display none -monitor none -serial stdio -L "$work/firmware"
+        -kernel "$work/kernel" -initrd "$work/initrd" -append "$cmdline")
+    if [ "$BENCH_IOMMU" = iommufd ]; then
+        words+=(-object iommufd,id=iommufd0)
+        backend=,iommufd=iommufd0
+    fi
+    for bdf in $LAB_BDFS; do
+        words+=(-device "vfio-pci,host=$bdf$backend")
+    done
+}
+
+# Loads whatever the program reads at its start, without a guest and without KVM, whose first VM costs the kernel more.
+warm_up_mini_vmm() { "$work/vmm" --version; }
+warm_up_qemu() {
+    echo quit | "$work/vmm" -machine q35,accel=tcg -S -nodefaults -no-user-config -display none -monitor stdio \
+        -L "$work/firmware" -kernel "$work/kernel" -initrd "$work/initrd" >/dev/null || return
+    "$work/vmm" --version
+}
+
+# Traces of its own beside that of all ioctls: when a vCPU is run for the first time, and the arguments and times of
+# mappings. They are structures in the VMM's memory, whose words are taken here and told apart later.
+first=/sys/kernel/tracing/instances/lab-first
+first_events=syscalls/sys_enter_ioctl
+dma=/sys/kernel/tracing/instances/lab-dma
+dma_events='lab/dma_call lab/dma_return'
+trace_on() {
+    local call event
+    mkdir "$first" "$dma" || return
+    echo mono >"$first/trace_clock" && echo mono >"$dma/trace_clock" || return
+    echo 'cmd == 0xae80' >"$first/events/$first_events/filter" || return
+    echo 'traceoff:1 if cmd == 0xae80' >"$first/events/$first_events/trigger" || return
+    echo 1 >"$first/events/$first_events/enable" || return
+    case $BENCH_IOMMU in
+    iommufd) call=iommufd_fops_ioctl ;;
+    *) call=vfio_iommu_type1_ioctl ;;
+    esac
+    echo "p:lab/dma_call $call cmd=%si:u32 w8=+u8(%dx):x64 w16=+u16(%dx):x64 w32=+u32(%dx):x64
+r:lab/dma_return $call" >/sys/kernel/tracing/kprobe_events || return
+    for event in $dma_events; do
+        echo 1 >"$dma/events/$event/enable" || return
+    done
+}
+trace_save() { # instance, events
+    local instance=$1 cpu event
+    local to=$out/${instance##*/lab-}
+    shift
+    mkdir -p "$to" || return
+    cat "$instance/events/header_page" >"$to/header_page" || return
+    for event; do
+        cat "$instance/events/$event/format" || return
+    done >"$to/formats"
+    for cpu in "$instance"/per_cpu/cpu*; do
+        cat "$cpu/stats" >"$to/${cpu##*/}.stats" || return
+        # Where nothing is left the kernel would wait for more.
+        dd if="$cpu/trace_pipe_raw" of="$to/${cpu##*/}" iflag=nonblock ibs=4k obs=256k 2>/dev/null
+    done
+}
+
+mkdir -p "$work/lib" "$work/firmware" "$out" || fail "no directories"
+cp "$BENCH_KERNEL" "$work/kernel" && cp "$BENCH_INITRD" "$work/initrd" && cp "$probe" "$work/probe" &&
+    stage_program || fail "what is timed cannot be copied to memory"
+cmdline="$LAB_CMDLINE RUN=\"probe gpus\""
+export LD_LIBRARY_PATH=$work/lib
+case $vmm in
+mini-vmm)
+    arguments_of_mini_vmm
+    warm_up_mini_vmm
+    ;;
+*)
+    stage_firmware || fail "no firmware of QEMU ($firmware)"
+    arguments_of_qemu
+    warm_up_qemu
+    ;;
+esac >"$out/version" || fail "$vmm does not start"
+unset LD_LIBRARY_PATH
+trace_on || fail "the kernel traces no mappings"
+
+mkfifo "$work/console"
+# Of real-time priority: it runs as soon as there is something to stamp.
+chrt --fifo 1 "$work/probe" stamp "$work/stamps" <"$work/console" &
+exec 7>"$work/console"
+sync
+sleep 1
+"$LAB_REPO/resources/lab/count-ioctls.sh" "$LAB_OUT/ioctls" env LD_LIBRARY_PATH="$work/lib" "$work/vmm" "${words[@]}" \
+    </dev/null >&7 2>"$work/messages"
+status=$?
+exec 7>&-
+wait
+# shellcheck disable=SC2086 # lists of words
+trace_save $first $first_events && trace_save $dma $dma_events || fail "the trace of mappings cannot be saved"
+cp "$work/stamps" "$out/console" && cp "$work/messages" "$out/messages" || fail "nothing can be written to $out"
+[ $status = 0 ] || { cat "$out/messages" >&2; fail "$vmm ended with $status"; }
