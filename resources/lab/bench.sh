@@ -3,8 +3,8 @@
 # `cargo lab bench` (tests/src/bench) makes numbers of. BENCH_PROGRAM, BENCH_KERNEL, BENCH_INITRD, BENCH_RAM and BENCH_IOMMU
 # say with what.
 #
-# Everything that is timed lies in memory: programs, their libraries, firmware, kernel and initrd are copied there, since how
-# long a file takes over 9p depends on what was read before.
+# What is timed finds everything in memory: program, libraries, firmware, kernel and initrd stand in a root directory of
+# their own there. Whatever opens a file over 9p waits for the outer machine, and virtual time then jumps to the next timer.
 #
 #   bench/console    each line of the guest's console with the time at which it was complete
 #   bench/messages   the VMM's standard error
@@ -14,9 +14,9 @@
 #   ioctls/          the trace of all ioctls (count-ioctls.sh)
 set -u
 vmm=$1
-work=$TMPDIR/bench
+root=$TMPDIR/root
 out=$LAB_OUT/bench
-probe=$LAB_REPO/target/lab/probe/release/probe
+program=/usr/bin/$vmm
 firmware='bios-256k.bin kvmvapic.bin linuxboot_dma.bin'
 
 fail() {
@@ -24,19 +24,24 @@ fail() {
     exit 125
 }
 
-# The program and what it is linked with, but for the loader, whose path is fixed.
-stage_program() {
+# The program and what it is linked with, the loader among it, at their places.
+stage() {
     local library
-    cp "$BENCH_PROGRAM" "$work/vmm" || return
-    for library in $(ldd "$BENCH_PROGRAM" | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p'); do
-        cp "$library" "$work/lib/" || return
+    mkdir -p "$root/usr/bin" "$root/etc" "$root/tmp" "$root/dev" "$root/proc" "$root/sys" "$out" || return
+    mount --rbind /dev "$root/dev" && mount --rbind /sys "$root/sys" && mount -t proc proc "$root/proc" || return
+    cp "$BENCH_PROGRAM" "$root$program" || return
+    for library in $(ldd "$BENCH_PROGRAM" | grep -o '/[^ ]*'); do
+        cp -L --parents "$library" "$root" || return
     done
+    ldconfig -r "$root" || return
+    cp "$BENCH_KERNEL" "$root/kernel" && cp "$BENCH_INITRD" "$root/initrd" || return
+    cp "$LAB_REPO/target/lab/probe/release/probe" "$TMPDIR/probe"
 }
 stage_firmware() {
     local name directory
     for name in $firmware; do
         for directory in $("$BENCH_PROGRAM" -L help); do
-            [ -e "$directory/$name" ] && cp "$directory/$name" "$work/firmware/" && continue 2
+            [ -e "$directory/$name" ] && cp -L --parents "$directory/$name" "$root" && continue 2
         done
         return 1
     done
@@ -45,7 +50,7 @@ stage_firmware() {
 # What users of each write to start such a guest; nothing of either that the guest does not need.
 arguments_of_mini_vmm() {
     local bdf
-    words=(--kernel "$work/kernel" --initrd "$work/initrd" --cmdline "$cmdline" --memory "$BENCH_RAM" --iommu "$BENCH_IOMMU"
+    words=(--kernel /kernel --initrd /initrd --cmdline "$cmdline" --memory "$BENCH_RAM" --iommu "$BENCH_IOMMU"
         --boot-profile json,at=exit)
     for bdf in $LAB_BDFS; do
         words+=(--vfio "$bdf")
@@ -54,8 +59,8 @@ arguments_of_mini_vmm() {
 arguments_of_qemu() {
     local bdf backend=
     words=(-machine q35,accel=kvm -cpu host -smp 1 -m "$BENCH_RAM" -nodefaults -no-user-config -no-reboot -nic none
-        -display none -monitor none -serial stdio -L "$work/firmware"
-        -kernel "$work/kernel" -initrd "$work/initrd" -append "$cmdline")
+        -display none -monitor none -serial stdio
+        -kernel /kernel -initrd /initrd -append "$cmdline")
     if [ "$BENCH_IOMMU" = iommufd ]; then
         words+=(-object iommufd,id=iommufd0)
         backend=,iommufd=iommufd0
@@ -66,11 +71,11 @@ arguments_of_qemu() {
 }
 
 # Loads whatever the program reads at its start, without a guest and without KVM, whose first VM costs the kernel more.
-warm_up_mini_vmm() { "$work/vmm" --version; }
+warm_up_mini_vmm() { chroot "$root" "$program" --version; }
 warm_up_qemu() {
-    echo quit | "$work/vmm" -machine q35,accel=tcg -S -nodefaults -no-user-config -display none -monitor stdio \
-        -L "$work/firmware" -kernel "$work/kernel" -initrd "$work/initrd" >/dev/null || return
-    "$work/vmm" --version
+    echo quit | chroot "$root" "$program" -machine q35,accel=tcg -S -nodefaults -no-user-config -display none \
+        -monitor stdio -kernel /kernel -initrd /initrd >/dev/null || return
+    chroot "$root" "$program" --version
 }
 
 # Traces of its own beside that of all ioctls: when a vCPU is run for the first time, and the arguments and times of
@@ -112,11 +117,8 @@ trace_save() { # instance, events
     done
 }
 
-mkdir -p "$work/lib" "$work/firmware" "$out" || fail "no directories"
-cp "$BENCH_KERNEL" "$work/kernel" && cp "$BENCH_INITRD" "$work/initrd" && cp "$probe" "$work/probe" &&
-    stage_program || fail "what is timed cannot be copied to memory"
+stage || fail "what is timed cannot be copied to memory"
 cmdline="$LAB_CMDLINE RUN=\"probe gpus\""
-export LD_LIBRARY_PATH=$work/lib
 case $vmm in
 mini-vmm)
     arguments_of_mini_vmm
@@ -128,21 +130,20 @@ mini-vmm)
     warm_up_qemu
     ;;
 esac >"$out/version" || fail "$vmm does not start"
-unset LD_LIBRARY_PATH
 trace_on || fail "the kernel traces no mappings"
 
-mkfifo "$work/console"
+mkfifo "$TMPDIR/console"
 # Of real-time priority: it runs as soon as there is something to stamp.
-chrt --fifo 1 "$work/probe" stamp "$work/stamps" <"$work/console" &
-exec 7>"$work/console"
+chrt --fifo 1 "$TMPDIR/probe" stamp "$TMPDIR/stamps" <"$TMPDIR/console" &
+exec 7>"$TMPDIR/console"
 sync
 sleep 1
-"$LAB_REPO/resources/lab/count-ioctls.sh" "$LAB_OUT/ioctls" env LD_LIBRARY_PATH="$work/lib" "$work/vmm" "${words[@]}" \
-    </dev/null >&7 2>"$work/messages"
+"$LAB_REPO/resources/lab/count-ioctls.sh" "$LAB_OUT/ioctls" chroot "$root" "$program" "${words[@]}" \
+    </dev/null >&7 2>"$TMPDIR/messages"
 status=$?
 exec 7>&-
 wait
 # shellcheck disable=SC2086 # lists of words
-trace_save $first $first_events && trace_save $dma $dma_events || fail "the trace of mappings cannot be saved"
-cp "$work/stamps" "$out/console" && cp "$work/messages" "$out/messages" || fail "nothing can be written to $out"
+trace_save $first $first_events && trace_save $dma $dma_events || fail "the traces cannot be saved"
+cp "$TMPDIR/stamps" "$out/console" && cp "$TMPDIR/messages" "$out/messages" || fail "nothing can be written to $out"
 [ $status = 0 ] || { cat "$out/messages" >&2; fail "$vmm ended with $status"; }
