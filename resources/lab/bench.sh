@@ -1,7 +1,7 @@
 #!/bin/bash
 # bench.sh VMM: starts a VMM in L1 once, with all devices that are bound to vfio-pci, and leaves in $LAB_OUT what
 # `cargo lab bench` (tests/src/bench) makes numbers of. BENCH_PROGRAM, BENCH_KERNEL, BENCH_INITRD, BENCH_RAM and BENCH_IOMMU
-# say with what.
+# say with what, BENCH_BUSYBOX where busybox is.
 #
 # What is timed finds everything in memory: program, libraries, firmware, kernel and initrd stand in a root directory of
 # their own there. Whatever opens a file over 9p waits for the outer machine, and virtual time then jumps to the next timer.
@@ -35,7 +35,7 @@ stage() {
     done
     ldconfig -r "$root" || return
     cp "$BENCH_KERNEL" "$root/kernel" && cp "$BENCH_INITRD" "$root/initrd" || return
-    cp "$LAB_REPO/target/lab/probe/release/probe" "$TMPDIR/probe"
+    cp "$LAB_REPO/target/lab/probe/release/probe" "$BENCH_BUSYBOX" "$TMPDIR"
 }
 stage_firmware() {
     local name directory
@@ -138,7 +138,8 @@ chrt --fifo 1 "$TMPDIR/probe" stamp "$TMPDIR/stamps" <"$TMPDIR/console" &
 exec 7>"$TMPDIR/console"
 sync
 sleep 1
-"$LAB_REPO/resources/lab/count-ioctls.sh" "$LAB_OUT/ioctls" chroot "$root" "$program" "${words[@]}" \
+# The program before the VMM in its process is in memory, too: the kernel closes its file once the VMM runs.
+"$LAB_REPO/resources/lab/count-ioctls.sh" "$LAB_OUT/ioctls" "$TMPDIR/busybox" chroot "$root" "$program" "${words[@]}" \
     </dev/null >&7 2>"$TMPDIR/messages"
 status=$?
 exec 7>&-

@@ -125,12 +125,13 @@ fn body(cell: &Cell, guest: &Bootable) -> String {
     };
     let path = |path: &Path| job::quote(&path.display().to_string());
     format!(
-        "export BENCH_PROGRAM=\"{program}\" BENCH_KERNEL={} BENCH_INITRD={} BENCH_RAM={}M BENCH_IOMMU={}\n\
+        "export BENCH_PROGRAM=\"{program}\" BENCH_KERNEL={} BENCH_INITRD={} BENCH_RAM={}M BENCH_IOMMU={} BENCH_BUSYBOX={}\n\
          exec resources/lab/bench.sh {}",
         path(&guest.image),
         path(&guest.guest_initrd),
         cell.ram_mib,
         cell.iommu,
+        tools::BUSYBOX,
         cell.vmm
     )
 }
