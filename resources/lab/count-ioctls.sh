@@ -4,7 +4,7 @@
 # Exits with the command's status.
 #
 # The trace is taken as the kernel's buffers have it: text would cost time, and knows no nanoseconds.
-BUFFER_KB=32768 # for each CPU; about 28 bytes a record
+BUFFER_KB=32768 # for each CPU; an ioctl takes about 72 bytes
 PAGE_KB=4
 
 tracing=/sys/kernel/tracing/instances
@@ -12,8 +12,7 @@ ioctls=$tracing/lab-ioctls # the command's processes only
 iommu=$tracing/lab-iommu   # whoever maps: what a process unmaps when it exits is no longer counted as its own
 
 # shellcheck disable=SC2086 # lists of words
-processes='sched/sched_process_fork sched/sched_process_exec'
-calls='syscalls/sys_enter_ioctl syscalls/sys_exit_ioctl'
+events='sched/sched_process_fork sched/sched_process_exec syscalls/sys_enter_ioctl syscalls/sys_exit_ioctl'
 mappings='iommu/map iommu/unmap'
 
 fail() {
@@ -43,8 +42,9 @@ save() { # instance, events
     done >"$to/formats"
     for cpu in "$instance"/per_cpu/cpu*; do
         cat "$cpu/stats" >"$to/${cpu##*/}.stats" || return
-        # Where nothing is left the kernel would wait for more.
-        dd if="$cpu/trace_pipe_raw" of="$to/${cpu##*/}" iflag=nonblock ibs=${PAGE_KB}k obs=256k 2>/dev/null
+        # Where nothing is left the kernel would wait for more, or says so with an error; whether all came is seen from
+        # the statistics.
+        dd if="$cpu/trace_pipe_raw" of="$to/${cpu##*/}" iflag=nonblock ibs=${PAGE_KB}k obs=256k 2>/dev/null || :
     done
 }
 
@@ -53,12 +53,8 @@ shift
 [ $# -gt 0 ] || fail "no command was given"
 rmdir "$ioctls" "$iommu" 2>/dev/null
 set_up "$iommu" $mappings || fail "no events of the IOMMU"
-set_up "$ioctls" $processes || fail "no events of processes"
+set_up "$ioctls" $events || fail "no events of processes or system calls"
 echo 1 >"$ioctls/options/event-fork" || fail "children cannot be followed"
-# KVM_RUN is told by its return alone: a return without a call.
-echo 'cmd != 0xae80' >"$ioctls/events/syscalls/sys_enter_ioctl/filter" || fail "no events of system calls"
-echo 1 >"$ioctls/events/syscalls/sys_exit_ioctl/enable"
-echo 1 >"$ioctls/events/syscalls/sys_enter_ioctl/enable"
 echo 1 >"$iommu/tracing_on"
 echo 1 >"$ioctls/tracing_on"
 
@@ -68,6 +64,6 @@ echo end >"$ioctls/trace_marker"
 
 echo 0 >"$ioctls/tracing_on"
 echo 0 >"$iommu/tracing_on"
-save "$ioctls" ftrace/print $processes $calls && save "$iommu" $mappings || fail "the trace cannot be saved in $out"
+save "$ioctls" ftrace/print $events && save "$iommu" $mappings || fail "the trace cannot be saved in $out"
 rmdir "$ioctls" "$iommu"
 exit $status

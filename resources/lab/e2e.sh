@@ -17,6 +17,15 @@ vmm() {
     echo "VMM EXIT $?"
 }
 
+# counted NAME FUNCTION ARGUMENT…: calls a function of this file while the host's kernel counts ioctls; the test's check finds
+# the counts by their name.
+counted() {
+    local name=$1
+    shift
+    "$LAB_REPO/resources/lab/count-ioctls.sh" "$LAB_OUT/counted-$name" \
+        bash -c '. "$LAB_REPO/resources/lab/e2e.sh"; "$@"' bash "$@"
+}
+
 # each OPTION VALUE…: the option before each value.
 each() {
     local option=$1 value

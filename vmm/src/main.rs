@@ -42,7 +42,11 @@ fn main() -> ExitCode {
     terminal::install_panic_hook();
     log::install();
     limits::raise_open_files();
-    let config = match config::parse(std::env::args_os()) {
+    let parsed = {
+        let _span = profile.span("read options");
+        config::parse(std::env::args_os())
+    };
+    let config = match parsed {
         Ok(Command::Run(config)) => config,
         Ok(Command::Print(text)) => {
             // Whoever closed our output does not want to read it.

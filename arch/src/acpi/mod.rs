@@ -48,20 +48,13 @@ pub struct AcpiTooLarge {
     space: u64,
 }
 
-/// The tables, to be written to [`AcpiTables::rsdp`].
-#[derive(Debug)]
-pub struct AcpiTables {
-    /// Guest-physical address of `bytes`, which begin with the RSDP.
-    pub rsdp: u64,
-    /// Everything, contiguous.
-    pub bytes: Vec<u8>,
-}
+/// Guest-physical address of the tables, which begin with the RSDP.
+pub const RSDP: u64 = layout::ACPI_AREA.start;
 
-/// Builds the tables for [`layout::ACPI_AREA`].
-pub fn build(config: &AcpiConfig) -> Result<AcpiTables, AcpiTooLarge> {
-    let base = layout::ACPI_AREA.start;
+/// Builds the tables, contiguous, to be written to [`RSDP`].
+pub fn build(config: &AcpiConfig) -> Result<Vec<u8>, AcpiTooLarge> {
     let mut image = Image {
-        base,
+        base: RSDP,
         bytes: vec![0; RSDP_SPACE as usize],
     };
     let dsdt = image.append(&dsdt::build(config));
@@ -81,10 +74,7 @@ pub fn build(config: &AcpiConfig) -> Result<AcpiTables, AcpiTooLarge> {
         let cpus = config.cpus;
         return Err(AcpiTooLarge { cpus, len, space });
     }
-    Ok(AcpiTables {
-        rsdp: base,
-        bytes: image.bytes,
-    })
+    Ok(image.bytes)
 }
 
 /// Tables one behind the other from `base`.
@@ -162,25 +152,25 @@ mod tests {
         u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
     }
 
-    fn tables(cpus: u32) -> AcpiTables {
+    fn tables(cpus: u32) -> Vec<u8> {
         let mmio64 = Some(AddressRange::new(1 << 40, 1 << 42));
         build(&AcpiConfig { cpus, mmio64 }).unwrap()
     }
 
     /// The table at a guest-physical address, cut by the length in its header.
-    fn table(tables: &AcpiTables, address: u64) -> &[u8] {
-        let at = (address - tables.rsdp) as usize;
-        let len = u32_at(&tables.bytes, at + 4) as usize;
-        &tables.bytes[at..at + len]
+    fn table(tables: &[u8], address: u64) -> &[u8] {
+        let at = (address - RSDP) as usize;
+        let len = u32_at(tables, at + 4) as usize;
+        &tables[at..at + len]
     }
 
     #[test]
     fn every_table_is_reachable_and_sums_to_zero() {
         let tables = tables(4);
-        assert_eq!(&tables.bytes[..8], b"RSD PTR ");
-        assert_eq!(sum(&tables.bytes[..20]), 0);
-        assert_eq!(sum(&tables.bytes[..36]), 0);
-        let xsdt = table(&tables, u64_at(&tables.bytes, 24));
+        assert_eq!(&tables[..8], b"RSD PTR ");
+        assert_eq!(sum(&tables[..20]), 0);
+        assert_eq!(sum(&tables[..36]), 0);
+        let xsdt = table(&tables, u64_at(&tables, 24));
         assert_eq!((&xsdt[..4], sum(xsdt)), (&b"XSDT"[..], 0));
         let mut found = Vec::new();
         for at in (36..xsdt.len()).step_by(8) {

@@ -11,6 +11,7 @@ pub mod demo;
 mod errors;
 mod gpus;
 mod interrupts;
+mod ioctls;
 mod memory;
 mod outcome;
 mod ram;
@@ -71,6 +72,7 @@ pub fn all() -> Vec<Test> {
         demo::tests(),
         gpus::tests(),
         interrupts::tests(),
+        ioctls::tests(),
         memory::tests(),
         ram::tests(),
         errors::tests(),

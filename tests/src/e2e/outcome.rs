@@ -2,8 +2,11 @@
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 
 use crate::e2e::Verdict;
+use crate::error;
+use crate::outside::{self, IoctlCounts};
 
 /// The result of one script.
 #[derive(Debug, Default)]
@@ -14,6 +17,8 @@ pub struct Outcome {
     pub status: Option<u8>,
     /// Complaints of L1's kernel.
     pub host: Vec<String>,
+    /// The run's directory.
+    pub log: PathBuf,
 }
 
 /// One `PROBE` line.
@@ -143,6 +148,12 @@ impl Outcome {
                     .collect()
             })
             .collect()
+    }
+
+    /// What was counted in the script's `counted NAME …`.
+    pub fn counted(&self, name: &str) -> Result<IoctlCounts, String> {
+        let directory = self.log.join(format!("counted-{name}"));
+        outside::read(&directory).map_err(|error| error::chain(&error))
     }
 
     /// Interrupts counted, over all CPUs, in the lines of /proc/interrupts that contain both texts.

@@ -214,6 +214,7 @@ impl<'a> Reader<'a> {
     fn end(&mut self, status: Option<u8>) {
         if let Some((mut report, start)) = self.current.take() {
             report.outcome.status = status;
+            report.outcome.log = report.log.clone();
             report.elapsed = start.elapsed();
             (self.done)(report);
         }

@@ -16,7 +16,6 @@
 //!
 //! * A call belongs to the half in which it began. The guest is off when the last KVM_RUN of any vCPU has returned: then
 //!   all vCPUs have left the guest for good, which is so for any VMM, whatever the guest did to be turned off.
-//! * KVM_RUN is counted and not timed: its entries are not traced, since that would cost time itself.
 //! * Lost records are an error, never a lower count.
 
 mod format;
@@ -72,7 +71,7 @@ pub struct IoctlCounts {
 pub struct Calls {
     /// How many.
     pub calls: u64,
-    /// How long they took together; 0 for KVM_RUN.
+    /// How long they took together: for KVM_RUN the time in the guest, halts included.
     pub ns: u64,
     /// How long the longest took.
     pub max_ns: u64,

@@ -14,7 +14,7 @@ const DEPTH: usize = 64;
 /// Something that L1's kernel traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traced {
-    /// A thread enters an ioctl other than KVM_RUN.
+    /// A thread enters an ioctl.
     Call {
         /// The thread.
         thread: u64,
@@ -125,9 +125,9 @@ fn calls(traced: &[(u64, Traced)], family: &Family) -> Vec<Call> {
                 pending.insert(thread, (time, cmd, target));
             }
             Traced::Return { thread } => {
-                // Entries into KVM_RUN are not traced.
-                let call = pending.remove(&thread).unwrap_or((time, KVM_RUN, None));
-                let (begin, cmd, target) = call;
+                let Some((begin, cmd, target)) = pending.remove(&thread) else {
+                    continue;
+                };
                 if names::is_counted(cmd) {
                     calls.push(Call {
                         thread,
@@ -220,4 +220,139 @@ fn whole_entries(iova: u64, physical: u64, size: u64, entry: u64) -> u64 {
     let first = iova.next_multiple_of(entry);
     let end = iova.saturating_add(size);
     end.saturating_sub(first) / entry * entry
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAP_DMA: u32 = 0x3b71;
+    const DEVICE_GET_INFO: u32 = 0x3b6b;
+    const SHELL: u64 = 10;
+    const VMM: u64 = 20;
+
+    fn call(thread: u64, cmd: u32) -> Traced {
+        Traced::Call { thread, fd: 3, cmd }
+    }
+
+    fn back(thread: u64) -> Traced {
+        Traced::Return { thread }
+    }
+
+    fn fork(parent: u64, child: u64) -> Traced {
+        Traced::Fork { parent, child }
+    }
+
+    fn exec(process: u64) -> Traced {
+        Traced::Exec { process }
+    }
+
+    fn tally(calls: u64, ns: u64, max_ns: u64) -> Calls {
+        Calls { calls, ns, max_ns }
+    }
+
+    #[test]
+    fn a_guest_is_off_when_the_last_vcpu_came_back() {
+        let counts = count(&[
+            (100, exec(SHELL)),
+            (200, fork(SHELL, VMM)),
+            (300, exec(VMM)),
+            (310, fork(VMM, 21)),
+            (320, fork(21, 22)),
+            (400, call(21, KVM_RUN)),
+            (410, call(22, KVM_RUN)),
+            (420, call(VMM, MAP_DMA)),
+            (450, back(21)),
+            (455, back(VMM)),
+            (500, back(22)),
+            (510, call(21, MAP_DMA)),
+            (512, back(21)),
+            (700, Traced::End),
+        ]);
+        assert_eq!(counts.exec_ns, 300);
+        assert_eq!(counts.power_off_ns, Some(500));
+        assert_eq!(counts.end_ns, 700);
+        assert_eq!(counts.before["KVM_RUN"], tally(2, 140, 90));
+        assert_eq!(counts.before["VFIO_IOMMU_MAP_DMA"], tally(1, 35, 35));
+        assert_eq!(counts.after["VFIO_IOMMU_MAP_DMA"], tally(1, 2, 2));
+        assert_eq!(counts.after.len(), 1);
+    }
+
+    #[test]
+    fn a_program_starts_when_its_process_became_it_last() {
+        let started = |first: u32| {
+            count(&[
+                (1, exec(SHELL)),
+                (2, call(SHELL, 0x5401)),
+                (3, back(SHELL)),
+                (4, exec(SHELL)),
+                (5, fork(SHELL, 11)),
+                (6, call(11, first)),
+                (7, back(11)),
+                (8, exec(SHELL)),
+                (9, Traced::End),
+            ])
+            .exec_ns
+        };
+        assert_eq!(started(MAP_DMA), 4);
+        // A terminal's ioctl is nobody's concern: the command, then.
+        assert_eq!(started(0x5401), 1);
+    }
+
+    #[test]
+    fn without_a_guest_all_is_before() {
+        let counts = count(&[
+            (1, exec(VMM)),
+            (2, call(VMM, MAP_DMA)),
+            (5, back(VMM)),
+            (6, Traced::End),
+        ]);
+        assert_eq!(counts.power_off_ns, None);
+        assert_eq!(counts.before["VFIO_IOMMU_MAP_DMA"], tally(1, 3, 3));
+        assert!(counts.after.is_empty());
+    }
+
+    #[test]
+    fn a_hot_reset_is_no_mapping() {
+        let counts = count(&[
+            (1, exec(VMM)),
+            (2, fork(VMM, 21)),
+            (3, call(VMM, DEVICE_GET_INFO)),
+            (4, back(VMM)),
+            // The same descriptor in another thread.
+            (5, call(21, MAP_DMA)),
+            (6, back(21)),
+        ]);
+        let names: Vec<&str> = counts.before.keys().map(String::as_str).collect();
+        assert_eq!(names, ["VFIO_DEVICE_GET_INFO", "VFIO_DEVICE_PCI_HOT_RESET"]);
+    }
+
+    #[test]
+    fn entries_need_congruent_addresses_and_lie_whole_in_the_mapping() {
+        let gib = HUGE;
+        assert_eq!(whole_entries(0, gib, 3 * gib, gib), 3 * gib);
+        assert_eq!(whole_entries(gib - 4096, 2 * gib - 4096, gib, gib), 0);
+        assert_eq!(whole_entries(LARGE, 0, gib, gib), 0);
+        assert_eq!(whole_entries(LARGE, 0, gib, LARGE), gib);
+        assert_eq!(whole_entries(4096, 4096, 2 * LARGE, LARGE), LARGE);
+        assert_eq!(whole_entries(4096, 8192, 2 * LARGE, LARGE), 0);
+        let map = Traced::Map {
+            iova: 4096,
+            physical: 4096,
+            size: 2 * gib,
+        };
+        let counts = count(&[(1, map), (2, map), (3, Traced::Unmap { size: 5 })]);
+        let expected = Mapped {
+            events: 2,
+            bytes: 4 * gib,
+            bytes_2m: 2 * (2 * gib - LARGE),
+            bytes_1g: 2 * gib,
+        };
+        assert_eq!(counts.iommu_map, expected);
+        let unmapped = Unmapped {
+            events: 1,
+            bytes: 5,
+        };
+        assert_eq!(counts.iommu_unmap, unmapped);
+    }
 }

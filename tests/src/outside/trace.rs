@@ -140,3 +140,94 @@ fn decode(format: &Format, record: &[u8]) -> Option<Traced> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outside::{Calls, Mapped, Unmapped};
+    use crate::paths;
+
+    /// Of mini-vmm with two GPUs of 16 GiB, started from a shell in a deterministic machine with kernel 7.3. The guest marked
+    /// its start at port 0x80 and crashed at once.
+    fn captured() -> std::path::PathBuf {
+        paths::repository().join("tests/data/trace")
+    }
+
+    #[test]
+    fn a_captured_trace_is_counted() {
+        let counts = read(&captured()).unwrap();
+        assert_eq!(counts.before["KVM_RUN"].calls, 2);
+        assert_eq!(counts.before["KVM_SET_USER_MEMORY_REGION"].calls, 5);
+        assert_eq!(counts.before["VFIO_DEVICE_SET_IRQS"].calls, 4);
+        let map_dma = Calls {
+            calls: 4,
+            ns: 132_956,
+            max_ns: 51_411,
+        };
+        assert_eq!(counts.before["VFIO_IOMMU_MAP_DMA"], map_dma);
+        // For the report of the crash.
+        let after: Vec<&str> = counts.after.keys().map(String::as_str).collect();
+        assert_eq!(after, ["KVM_GET_REGS", "KVM_GET_SREGS"]);
+        let unknown = |name: &&String| name.starts_with("0x");
+        assert_eq!(counts.before.keys().find(unknown), None);
+        let bars = 2 * ((16 << 30) + 4096);
+        let mapped = Mapped {
+            events: 4,
+            bytes: bars,
+            bytes_2m: 32 << 30,
+            bytes_1g: 32 << 30,
+        };
+        assert_eq!(counts.iommu_map, mapped);
+        let unmapped = Unmapped {
+            events: 4,
+            bytes: bars,
+        };
+        assert_eq!(counts.iommu_unmap, unmapped);
+        let power_off = counts.power_off_ns.unwrap();
+        assert!(counts.exec_ns < power_off && power_off < counts.end_ns);
+    }
+
+    /// Reads a copy of the captured trace in which `path` was changed.
+    fn changed(path: &str, change: impl Fn(Vec<u8>) -> Vec<u8>) -> Result<IoctlCounts, String> {
+        let copy = tempfile::tempdir().unwrap();
+        for buffer in BUFFERS {
+            fs::create_dir(copy.path().join(buffer)).unwrap();
+            for file in fs::read_dir(captured().join(buffer)).unwrap() {
+                let to = copy
+                    .path()
+                    .join(buffer)
+                    .join(file.as_ref().unwrap().file_name());
+                fs::copy(file.unwrap().path(), to).unwrap();
+            }
+        }
+        let path = copy.path().join(path);
+        let content = fs::read(&path).unwrap();
+        fs::write(&path, change(content)).unwrap();
+        read(copy.path()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn lost_records_are_an_error() {
+        for loss in LOSSES {
+            let lose = |text: Vec<u8>| {
+                let text = String::from_utf8(text).unwrap();
+                let (none, some) = (format!("\n{loss}: 0\n"), format!("\n{loss}: 7\n"));
+                text.replacen(&none, &some, 1).into_bytes()
+            };
+            let problem = changed("iommu/cpu0.stats", lose).unwrap_err();
+            assert!(problem.contains("no room for 7 records"), "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_trace_that_is_not_whole_is_an_error() {
+        let page = |content: Vec<u8>| content[..4096].to_vec();
+        let problem = changed("ioctls/cpu0", page).unwrap_err();
+        assert!(problem.contains("records, and should have"), "{problem}");
+        let cut = |content: Vec<u8>| content[..4100].to_vec();
+        let problem = changed("ioctls/cpu0", cut).unwrap_err();
+        assert!(problem.contains("cut off"), "{problem}");
+        let problem = changed("ioctls/formats", |_| Vec::new()).unwrap_err();
+        assert!(problem.contains("no known kind"), "{problem}");
+    }
+}

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arch::acpi::AcpiConfig;
+use arch::acpi::{self, AcpiConfig};
 use arch::boot::{self, BootSource, Entry};
 use arch::cpuid::{self, CpuidConfig};
 use arch::layout::{self, AddressRange};
@@ -107,6 +107,22 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let iommu = opening.as_ref().map(Opening::iommu);
     let prepared = RamPreparation::begin(config, &ram, backing, iommu, around)?;
 
+    // What does not depend on the devices is done while they are being opened and reset.
+    let entry = {
+        let _span = profile.span("load kernel");
+        boot::load(ram.access(), &ram_layout, &mut source, acpi::RSDP)?
+    };
+    let vcpus = {
+        let _span = profile.span("create vCPUs");
+        let cpuid = CpuidConfig {
+            cpus,
+            phys_bits,
+            guest_phys_bits,
+            tsc_deadline: host.tsc_deadline,
+        };
+        create_vcpus(&vm, &host, &cpuid, &entry)?
+    };
+
     let placed = match opening {
         Some(opening) => {
             let opened = opening.finish(config, profile)?;
@@ -128,20 +144,7 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let mut mmio = Bus::new();
     assigned::add_to_buses(installed.as_ref(), &mut mmio, &mut ports, profile)?;
 
-    let entry = {
-        let _span = profile.span("load kernel");
-        load_kernel(&ram, &ram_layout, &mut source, &AcpiConfig { cpus, mmio64 })?
-    };
-    let vcpus = {
-        let _span = profile.span("create vCPUs");
-        let cpuid = CpuidConfig {
-            cpus,
-            phys_bits,
-            guest_phys_bits,
-            tsc_deadline: host.tsc_deadline,
-        };
-        create_vcpus(&vm, &host, &cpuid, &entry)?
-    };
+    write_tables(&ram, &AcpiConfig { cpus, mmio64 })?;
 
     let signals_end_run = signals.end_run();
     let terminal = RawTerminal::enter().map_err(Error::system("set the terminal to raw mode"))?;
@@ -248,17 +251,10 @@ fn power_handler(stop: &Arc<Stop>) -> PowerHandler {
     })
 }
 
-fn load_kernel(
-    ram: &GuestRam,
-    ram_layout: &[AddressRange],
-    source: &mut BootSource,
-    acpi: &AcpiConfig,
-) -> Result<Entry, Error> {
-    let tables = arch::acpi::build(acpi)?;
-    ram.access()
-        .write_slice(&tables.bytes, GuestAddress(tables.rsdp))
-        .map_err(boot::BootError::Write)?;
-    Ok(boot::load(ram.access(), ram_layout, source, tables.rsdp)?)
+fn write_tables(ram: &GuestRam, config: &AcpiConfig) -> Result<(), Error> {
+    let tables = acpi::build(config)?;
+    let written = ram.access().write_slice(&tables, GuestAddress(acpi::RSDP));
+    Ok(written.map_err(boot::BootError::Write)?)
 }
 
 fn create_vcpus(
