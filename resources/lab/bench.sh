@@ -9,8 +9,7 @@
 #   bench/console    each line of the guest's console with the time at which it was complete
 #   bench/messages   the VMM's standard error
 #   bench/version    what the VMM calls itself
-#   bench/first/     the kernel's trace of the first KVM_RUN
-#   bench/dma/       its trace of mappings in the IOMMU, with their addresses
+#   bench/dma/       the kernel's trace of mappings in the IOMMU, with their addresses
 #   ioctls/          the trace of all ioctls (count-ioctls.sh)
 set -u
 vmm=$1
@@ -78,42 +77,33 @@ warm_up_qemu() {
     chroot "$root" "$program" --version
 }
 
-# Traces of its own beside that of all ioctls: when a vCPU is run for the first time, and the arguments and times of
-# mappings. They are structures in the VMM's memory, whose words are taken here and told apart later.
-first=/sys/kernel/tracing/instances/lab-first
-first_events=syscalls/sys_enter_ioctl
-dma=/sys/kernel/tracing/instances/lab-dma
-dma_events='lab/dma_call lab/dma_return'
+# A trace of its own beside that of all ioctls: the arguments and times of mappings. They are structures in the VMM's memory,
+# whose words are taken here and told apart later.
+trace=/sys/kernel/tracing/instances/lab-dma
+events='lab/dma_call lab/dma_return'
 trace_on() {
-    local call event
-    mkdir "$first" "$dma" || return
-    echo mono >"$first/trace_clock" && echo mono >"$dma/trace_clock" || return
-    echo 'cmd == 0xae80' >"$first/events/$first_events/filter" || return
-    echo 'traceoff:1 if cmd == 0xae80' >"$first/events/$first_events/trigger" || return
-    echo 1 >"$first/events/$first_events/enable" || return
-    case $BENCH_IOMMU in
-    iommufd) call=iommufd_fops_ioctl ;;
-    *) call=vfio_iommu_type1_ioctl ;;
-    esac
+    local call=vfio_iommu_type1_ioctl event
+    [ "$BENCH_IOMMU" = iommufd ] && call=iommufd_fops_ioctl
+    mkdir "$trace" || return
+    echo mono >"$trace/trace_clock" || return
     echo "p:lab/dma_call $call cmd=%si:u32 w8=+u8(%dx):x64 w16=+u16(%dx):x64 w32=+u32(%dx):x64
 r:lab/dma_return $call" >/sys/kernel/tracing/kprobe_events || return
-    for event in $dma_events; do
-        echo 1 >"$dma/events/$event/enable" || return
+    for event in $events; do
+        echo 1 >"$trace/events/$event/enable" || return
     done
 }
-trace_save() { # instance, events
-    local instance=$1 cpu event
-    local to=$out/${instance##*/lab-}
-    shift
+trace_save() {
+    local cpu event to=$out/dma
     mkdir -p "$to" || return
-    cat "$instance/events/header_page" >"$to/header_page" || return
-    for event; do
-        cat "$instance/events/$event/format" || return
+    cat "$trace/events/header_page" >"$to/header_page" || return
+    for event in $events; do
+        cat "$trace/events/$event/format" || return
     done >"$to/formats"
-    for cpu in "$instance"/per_cpu/cpu*; do
+    for cpu in "$trace"/per_cpu/cpu*; do
         cat "$cpu/stats" >"$to/${cpu##*/}.stats" || return
-        # Where nothing is left the kernel would wait for more.
-        dd if="$cpu/trace_pipe_raw" of="$to/${cpu##*/}" iflag=nonblock ibs=4k obs=256k 2>/dev/null
+        # Where nothing is left the kernel would wait for more, or says so with an error; whether all came is seen from
+        # the statistics.
+        dd if="$cpu/trace_pipe_raw" of="$to/${cpu##*/}" iflag=nonblock ibs=4k obs=256k 2>/dev/null || :
     done
 }
 
@@ -144,7 +134,6 @@ sleep 1
 status=$?
 exec 7>&-
 wait
-# shellcheck disable=SC2086 # lists of words
-trace_save $first $first_events && trace_save $dma $dma_events || fail "the traces cannot be saved"
+trace_save || fail "the trace of mappings cannot be saved"
 cp "$TMPDIR/stamps" "$out/console" && cp "$TMPDIR/messages" "$out/messages" || fail "nothing can be written to $out"
 [ $status = 0 ] || { cat "$out/messages" >&2; fail "$vmm ended with $status"; }

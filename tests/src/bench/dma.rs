@@ -1,5 +1,4 @@
-//! Mappings in the IOMMU by what they are of, and when a vCPU was run first: the traces that resources/lab/bench.sh takes
-//! beside that of all ioctls.
+//! Mappings in the IOMMU by what they are of: the trace that resources/lab/bench.sh takes beside that of all ioctls.
 //!
 //! An ioctl's number does not tell whether RAM or a BAR is mapped; its address does: RAM and BARs do not overlap, and both
 //! VMMs give devices the guest's own addresses.
@@ -37,8 +36,6 @@ pub struct Dma {
 /// Something that L1's kernel traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Traced {
-    /// A vCPU is run.
-    Run,
     /// A thread asks the IOMMU's driver for something; the words at bytes 8, 16 and 32 of the argument.
     Call {
         thread: u64,
@@ -49,22 +46,15 @@ enum Traced {
     Return { thread: u64 },
 }
 
-/// The traces of one run.
+/// The trace of one run.
 pub struct Trace(Vec<(u64, Traced)>);
 
 impl Trace {
-    /// Reads the script's directory.
+    /// Reads a directory of L1's buffers.
     pub fn read(directory: &Path) -> Result<Self, Error> {
-        let mut traced = outside::records(&directory.join("first"), decode)?;
-        traced.extend(outside::records(&directory.join("dma"), decode)?);
+        let mut traced = outside::records(directory, decode)?;
         traced.sort_by_key(|(time, _)| *time);
         Ok(Self(traced))
-    }
-
-    /// When a vCPU was run for the first time, in nanoseconds of CLOCK_MONOTONIC.
-    pub fn first_run(&self) -> Option<u64> {
-        let run = self.0.iter().find(|(_, what)| *what == Traced::Run);
-        run.map(|(time, _)| *time)
     }
 
     /// The mappings that were asked for until `off`, where the guest has `ram` bytes of memory.
@@ -82,7 +72,7 @@ impl Trace {
                         dma.add(cmd, words, time - begin, ram);
                     }
                 }
-                _ => {}
+                Traced::Call { .. } => {}
             }
         }
         dma
@@ -119,7 +109,6 @@ fn decode(format: &Format, record: &[u8]) -> Option<Traced> {
     let value = |name| format.value(record, name);
     let thread = || value("common_pid");
     Some(match format.name.as_str() {
-        "sys_enter_ioctl" => Traced::Run,
         "dma_call" => Traced::Call {
             thread: thread()?,
             cmd: u32::try_from(value("cmd")?).ok()?,
@@ -147,7 +136,6 @@ mod tests {
             (15, call(2, VFIO_IOMMU_MAP_DMA, [0, bar, 0])),
             (17, Traced::Return { thread: 2 }),
             (20, Traced::Return { thread: 1 }),
-            (25, Traced::Run),
             (30, call(1, VFIO_IOMMU_UNMAP_DMA, [bar, 16 * GIB, 0])),
             (37, Traced::Return { thread: 1 }),
             (40, call(1, VFIO_IOMMU_MAP_DMA, [0, 0xfebf_0000, 0])),
@@ -160,7 +148,6 @@ mod tests {
             (60, call(1, VFIO_IOMMU_UNMAP_DMA, [bar, 16 * GIB, 0])),
             (90, Traced::Return { thread: 1 }),
         ]);
-        assert_eq!(trace.first_run(), Some(25));
         let calls = |calls, ns, max_ns| Calls { calls, ns, max_ns };
         let dma = trace.until(50, ram);
         assert_eq!(dma.bar_map, calls(2, 3, 2));

@@ -63,7 +63,9 @@ impl Sample {
                 .map_err(Error::file("read", &path))
         };
         let counts = outside::read(&log.join(outside::DIRECTORY))?;
-        let trace = Trace::read(&directory)?;
+        let trace = Trace::read(&directory.join("dma"))?;
+        let first = outside::first_run(&log.join(outside::DIRECTORY))?;
+        let first = first.ok_or_else(|| problem("no vCPU was run".to_owned()))?;
         let moments = Moments::parse(&text("console")?).map_err(problem)?;
         let inside = match cell.vmm {
             Vmm::MiniVmm => {
@@ -71,7 +73,7 @@ impl Sample {
             }
             Vmm::Qemu => None,
         };
-        let sample = Self::of(counts, &trace, moments, inside, cell.ram_mib << 20);
+        let sample = Self::of(counts, first, &trace, moments, inside, cell.ram_mib << 20);
         let sample = sample.map_err(problem)?;
         sample.agree().map_err(problem)?;
         Ok(sample)
@@ -79,13 +81,13 @@ impl Sample {
 
     fn of(
         counts: IoctlCounts,
+        first: u64,
         trace: &Trace,
         moments: Moments,
         inside: Option<Inside>,
         ram: u64,
     ) -> Result<Self, String> {
         let off = counts.power_off_ns.ok_or("no vCPU was run")?;
-        let first = trace.first_run().ok_or("no vCPU was seen to be run")?;
         let since = |time: u64| time.saturating_sub(counts.exec_ns);
         Ok(Self {
             first_instruction_ns: since(first),
@@ -151,7 +153,7 @@ pub mod tests {
                 ..Dma::default()
             },
             ioctls_before: BTreeMap::from([
-                ("KVM_RUN".to_owned(), calls(1000, 0)),
+                ("KVM_RUN".to_owned(), calls(1000, 900 * ms)),
                 ("VFIO_IOMMU_MAP_DMA".to_owned(), calls(9, 36 * ms)),
             ]),
             ioctls_after: BTreeMap::new(),

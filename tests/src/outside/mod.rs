@@ -35,7 +35,7 @@ use crate::error::Error;
 use crate::machine::{Boot, Sink, Source, job};
 
 pub use format::Format;
-pub use trace::{read, records};
+pub use trace::{first_run, read, records};
 
 /// Where [`run`] expects the trace, below the run's directory.
 pub const DIRECTORY: &str = "ioctls";

@@ -4,12 +4,14 @@ use std::fs;
 use std::path::Path;
 
 use super::format::{Format, Formats, Page};
+use super::names::KVM_RUN;
 use super::summary::{self, Traced};
 use super::{IoctlCounts, ring};
 use crate::error::Error;
 
 /// The kernel's two buffers: of the command's processes, and of the IOMMU.
-const BUFFERS: [&str; 2] = ["ioctls", "iommu"];
+const BUFFERS: [&str; 2] = [CALLS, "iommu"];
+const CALLS: &str = "ioctls";
 /// Lines of a CPU's statistics that count records which the trace does not have.
 const LOSSES: [&str; 3] = ["overrun", "commit overrun", "dropped events"];
 
@@ -22,6 +24,14 @@ pub fn read(directory: &Path) -> Result<IoctlCounts, Error> {
     // Each CPU's are in order; of records of the same time those of one CPU stay so.
     traced.sort_by_key(|(time, _)| *time);
     Ok(summary::count(&traced))
+}
+
+/// When a vCPU was run for the first time.
+pub fn first_run(directory: &Path) -> Result<Option<u64>, Error> {
+    let traced = records(&directory.join(CALLS), decode)?;
+    let is_run = |what: &Traced| matches!(what, Traced::Call { cmd: KVM_RUN, .. });
+    let runs = traced.iter().filter(|(_, what)| is_run(what));
+    Ok(runs.map(|(time, _)| *time).min())
 }
 
 /// The records of all CPUs of one buffer with their times, each CPU's in order; `decode` finds out what one says.
@@ -156,6 +166,8 @@ mod tests {
     #[test]
     fn a_captured_trace_is_counted() {
         let counts = read(&captured()).unwrap();
+        let first = first_run(&captured()).unwrap().unwrap();
+        assert!(counts.exec_ns < first && Some(first) < counts.power_off_ns);
         assert_eq!(counts.before["KVM_RUN"].calls, 2);
         assert_eq!(counts.before["KVM_SET_USER_MEMORY_REGION"].calls, 5);
         assert_eq!(counts.before["VFIO_DEVICE_SET_IRQS"].calls, 4);
