@@ -127,9 +127,9 @@ mkfifo "$TMPDIR/console"
 chrt --fifo 1 "$TMPDIR/probe" stamp "$TMPDIR/stamps" <"$TMPDIR/console" &
 exec 7>"$TMPDIR/console"
 sync
-sleep 1
-# The program before the VMM in its process is in memory, too: the kernel closes its file once the VMM runs.
-"$LAB_REPO/resources/lab/count-ioctls.sh" "$LAB_OUT/ioctls" "$TMPDIR/busybox" chroot "$root" "$program" "${words[@]}" \
+# The programs before the VMM in its process are in memory, too: the kernel closes their files once the VMM runs.
+"$LAB_REPO/resources/lab/count-ioctls.sh" "$LAB_OUT/ioctls" \
+    "$TMPDIR/probe" quiet "$TMPDIR/busybox" chroot "$root" "$program" "${words[@]}" \
     </dev/null >&7 2>"$TMPDIR/messages"
 status=$?
 exec 7>&-

@@ -13,6 +13,7 @@ mod mmio;
 mod pci;
 mod port;
 mod power;
+mod quiet;
 mod stamp;
 mod wait;
 
@@ -37,6 +38,7 @@ usage: probe COMMAND …
   coldplug INDEX                       load the modules that present devices ask for
   insmod FILE…                         load modules in the order given
   wait PATH [SECONDS]                  wait until PATH exists (30 s)
+  quiet CMD [ARG…]                     become CMD half a second after a full one of CLOCK_MONOTONIC, in 1 s or more
   stamp FILE                           write the lines of standard input to FILE, each with CLOCK_MONOTONIC in ns
   off STATUS                           print `GUEST EXIT STATUS` and power off";
 
@@ -68,6 +70,7 @@ fn run(args: &mut Args) -> Result<(), Error> {
         "coldplug" => coldplug::run(args),
         "insmod" => coldplug::insmod(args),
         "wait" => wait::run(args),
+        "quiet" => quiet::run(args),
         "stamp" => stamp::run(args),
         "off" => power::off(args),
         other => Err(Error::Usage(format!("unknown command `{other}`"))),

@@ -39,7 +39,7 @@ pub fn run(args: &mut Args) -> Result<(), Error> {
 }
 
 /// CLOCK_MONOTONIC in nanoseconds.
-fn monotonic() -> u64 {
+pub fn monotonic() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let (seconds, rest) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
     seconds.saturating_mul(1_000_000_000).saturating_add(rest)

@@ -103,7 +103,13 @@ fn show(results: &Results, chosen: &[&Measured]) {
     for row in chosen {
         println!("\nIoctls, {}", row.cell);
         print!("{}", table::ioctls(row).plain());
-        let apart = [Metric::InUseMs, Metric::ExitMs, Metric::DeviceIoctlsMs];
+        let apart = [
+            Metric::FirstInstructionMs,
+            Metric::InUseMs,
+            Metric::ExitMs,
+            Metric::BarIommuMs,
+            Metric::DeviceIoctlsMs,
+        ];
         if row.runs.len() > 1 {
             for metric in apart {
                 println!(

@@ -110,8 +110,9 @@ fn machine(cell: &Cell, timeout: Option<u64>) -> MachineArgs {
         host_kernel: cell.host_kernel.clone(),
         gpus: setting.gpus,
         bar_size: setting.bar_size.to_owned(),
-        // Programs and their libraries lie where they lay before.
-        host_append: vec!["norandmaps".to_owned()],
+        // Programs and their libraries lie where they lay before; and what KVM has to say of a guest's registers is not sent
+        // over a serial port meanwhile, character by character.
+        host_append: vec!["norandmaps loglevel=3".to_owned()],
         timeout: timeout.unwrap_or(setting.limit),
         deterministic: true,
         ..MachineArgs::default()
