@@ -1,5 +1,14 @@
 //! What the host's sysfs says of PCI devices. Everything is read below a root directory, so that
 //! tests run on made trees.
+//!
+//! Here is what assignment itself asks; [`function`], [`iommu`] and [`names`] hold what a preflight
+//! asks besides. Nothing here opens a device: that would reset it.
+
+pub mod function;
+pub mod iommu;
+pub mod names;
+#[cfg(any(test, feature = "fake"))]
+pub mod tree;
 
 use std::fs;
 use std::io;
@@ -96,10 +105,47 @@ impl Sysfs {
         node.trim().parse().ok()
     }
 
+    /// The host's NUMA nodes, ascending; none where it does not say.
+    pub fn nodes(&self) -> Vec<u32> {
+        let entries = fs::read_dir(self.path("sys/devices/system/node"));
+        let names = entries.into_iter().flatten().flatten();
+        let mut nodes: Vec<u32> = names
+            .filter_map(|entry| {
+                entry
+                    .file_name()
+                    .to_str()?
+                    .strip_prefix("node")?
+                    .parse()
+                    .ok()
+            })
+            .collect();
+        nodes.sort_unstable();
+        nodes
+    }
+
     /// Whether the host has any IOMMU group at all.
     pub fn has_iommu(&self) -> bool {
         let groups = fs::read_dir(self.root.join("sys/kernel/iommu_groups"));
         groups.is_ok_and(|mut entries| entries.next().is_some())
+    }
+
+    /// Number of the user that this process runs as.
+    pub fn own_user() -> u32 {
+        use std::os::unix::fs::MetadataExt;
+        fs::metadata("/proc/self").map_or(0, |metadata| metadata.uid())
+    }
+
+    /// Whether the host kernel is older than `version`; no, where it does not say.
+    pub fn is_older_than(&self, version: (u32, u32)) -> bool {
+        self.kernel_version().is_some_and(|found| found < version)
+    }
+
+    /// Major and minor number of the host kernel.
+    pub fn kernel_version(&self) -> Option<(u32, u32)> {
+        let release = fs::read_to_string(self.path("proc/sys/kernel/osrelease")).ok()?;
+        // 7.3.4-amd64
+        let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+        Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
     }
 
     /// Whether `bdf` is a PCI bridge (class 0604): it may stay with its host driver.

@@ -23,6 +23,7 @@ pub mod pci;
 pub mod power;
 pub mod range;
 pub mod rate;
+pub mod remedy;
 pub mod serial;
 pub mod sys;
 mod threads;

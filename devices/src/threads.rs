@@ -3,15 +3,20 @@
 use std::panic;
 use std::thread;
 
-/// `work` on each of `items`, in a thread each; the results in their order. Where the host gives
+/// `work` on each of `items`, in a thread each, which `name` calls; the results in their order. Where the host gives
 /// no more threads (a limit of processes, of memory), the work is done here instead.
-pub fn on_each<I: Sync, T: Send>(items: &[I], work: impl Fn(&I) -> T + Sync) -> Vec<T> {
+pub fn on_each<I: Sync, T: Send>(
+    items: &[I],
+    name: impl Fn(&I) -> String,
+    work: impl Fn(&I) -> T + Sync,
+) -> Vec<T> {
     let work = &work;
     thread::scope(|scope| {
         let started: Vec<_> = items
             .iter()
             .map(|item| {
-                let thread = thread::Builder::new().spawn_scoped(scope, move || work(item));
+                let thread = thread::Builder::new().name(name(item));
+                let thread = thread.spawn_scoped(scope, move || work(item));
                 (item, thread.ok())
             })
             .collect();
@@ -32,7 +37,7 @@ mod tests {
     #[test]
     fn results_are_in_the_order_of_the_items() {
         let items: Vec<u64> = (0..8).collect();
-        let results = on_each(&items, |n| {
+        let results = on_each(&items, u64::to_string, |n| {
             thread::sleep(std::time::Duration::from_millis(8 - n));
             n * n
         });

@@ -1,11 +1,13 @@
 //! The command line.
 
+mod commands;
+
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{Parser, ValueEnum};
 
-use crate::options::{BootProfile, Cpus, MemoryOption, Size, VfioOption};
+use crate::options::{BootProfile, Cpus, LogFormat, LogLevel, MemoryOption, Size, VfioOption};
 
 /// A command line that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -24,26 +26,46 @@ in 41:00.0, 0000:41:00.0 or by its path under /sys. Options, separated by commas
   rom=off|on|FILE        the expansion ROM: not shown (off), the device's, or the contents of FILE
   gpudirect-clique=N     NVIDIA's driver may use peer-to-peer among GPUs of clique N, 0 to 15";
 
+/// How the command is called, in all its forms.
+const USAGE: &str = "\
+mini-vmm --kernel FILE [--vfio BDF]… [OPTIONS]
+       mini-vmm check BDF… [OPTIONS] [--json]
+       mini-vmm devices [--json]";
+
+/// What `--help` ends with.
+const EXAMPLES: &str = "\
+Examples:
+  mini-vmm devices                                   which devices there are, and which can be assigned
+  mini-vmm check 41:00.0 --memory 64G                whether a guest could be started, and what to do about it
+  mini-vmm --kernel bzImage --initrd initrd.img --memory 64G --cpus 8 --vfio 41:00.0 --vfio 61:00.0
+  mini-vmm --kernel bzImage --memory 64G,hugepages=1G,node=auto --vfio 41:00.0 --dry-run
+
+Exit status: 0 the guest switched itself off or was quit with Ctrl-A x, 1 runtime error,
+2 wrong usage or unusable file, 3 the host or a device is not ready,
+32 the guest asked for a reset, 33 the guest crashed, 128+N ended by signal N.";
+
+/// Headings of the options in `--help`.
+mod group {
+    pub const GUEST: &str = "Guest";
+    pub const DEVICES: &str = "Devices";
+    pub const MEMORY: &str = "How guest RAM is prepared";
+    pub const RUN: &str = "The run";
+}
+
 /// Starts a Linux guest with PCI devices of this machine assigned to it.
 #[derive(Clone, Debug, Parser)]
-#[command(
-    name = "mini-vmm",
-    version,
-    after_help = "Exit status: 0 the guest switched itself off or was quit with Ctrl-A x, 1 runtime error,\n\
-                  2 wrong usage or unusable file, 3 the host or a device is not ready,\n\
-                  32 the guest asked for a reset, 33 the guest crashed, 128+N ended by signal N."
-)]
+#[command(name = "mini-vmm", version, override_usage = USAGE, after_help = EXAMPLES)]
 pub struct Config {
     /// Kernel to boot: a bzImage, or an ELF kernel with a PVH entry
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = group::GUEST, long, value_name = "FILE")]
     pub kernel: PathBuf,
 
     /// Initial RAM file system
-    #[arg(long, visible_alias = "initramfs", value_name = "FILE")]
+    #[arg(help_heading = group::GUEST, long, visible_alias = "initramfs", value_name = "FILE")]
     pub initrd: Option<PathBuf>,
 
     /// Kernel command line
-    #[arg(
+    #[arg(help_heading = group::GUEST,
         long,
         visible_alias = "append",
         value_name = "TEXT",
@@ -54,7 +76,7 @@ pub struct Config {
 
     /// Guest RAM, as in 64G; with hugepages=2M or 1G from the host's reserved huge pages, with
     /// node=N from that NUMA node (auto: the first device's, if it has memory free)
-    #[arg(
+    #[arg(help_heading = group::GUEST,
         long,
         value_name = "SIZE[,hugepages=2M|1G][,node=N|auto]",
         default_value = "1G"
@@ -62,12 +84,12 @@ pub struct Config {
     pub memory: MemoryOption,
 
     /// Virtual CPUs, 255 at most
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(help_heading = group::GUEST, long, value_name = "N", default_value = "1")]
     pub cpus: Cpus,
 
     /// Assigns a PCI device that is bound to vfio-pci; may be given several times. The device is
     /// named as in 41:00.0, 0000:41:00.0 or by its path under /sys
-    #[arg(
+    #[arg(help_heading = group::DEVICES,
         long,
         value_name = "BDF[,OPTION=VALUE]…",
         long_help = VFIO_HELP
@@ -76,16 +98,16 @@ pub struct Config {
 
     /// The kernel's interface to the IOMMU; auto takes iommufd where the host offers it for all
     /// devices. iommufd has been tried less than type1
-    #[arg(long, value_name = "auto|type1|iommufd", default_value = "type1")]
+    #[arg(help_heading = group::DEVICES, long, value_name = "auto|type1|iommufd", default_value = "type1")]
     pub iommu: Iommu,
 
     /// When guest RAM is mapped for devices: deferred, while the guest runs already (the first
     /// device that masters the bus waits for it), or eager, before its first instruction
-    #[arg(long, value_name = "deferred|eager", default_value = "deferred")]
+    #[arg(help_heading = group::MEMORY, long, value_name = "deferred|eager", default_value = "deferred")]
     pub dma_map: DmaMap,
 
     /// Allocates all guest RAM before the first instruction, also without devices
-    #[arg(long, value_name = "on|off", default_value = "off")]
+    #[arg(help_heading = group::MEMORY, long, value_name = "on|off", default_value = "off")]
     pub prefault: Switch,
 
     /// Keeps the gate before bus mastering closed for so many seconds after a device came to it:
@@ -94,23 +116,59 @@ pub struct Config {
     pub test_hold_dma_gate: u64,
 
     /// Size of the 64-bit MMIO window instead of what the devices need
-    #[arg(long, value_name = "SIZE")]
+    #[arg(help_heading = group::DEVICES, long, value_name = "SIZE")]
     pub mmio64_size: Option<Size>,
 
+    /// Prints where RAM and BARs would lie, and ends; exit status 3 and all that is in the way where
+    /// the guest could not be started
+    #[arg(help_heading = group::RUN, long)]
+    pub dry_run: bool,
+
     /// Accepted for the habit: a guest's reset always ends mini-vmm, with status 32
-    #[arg(long)]
+    #[arg(help_heading = group::RUN, long)]
     pub no_reboot: bool,
 
-    /// Reports on standard error where the time went: at the end, or when the guest writes mark
-    /// 0x41 or 0x42 to I/O port 0x80
-    #[arg(long, value_name = "table|json[,at=41|42|exit]")]
-    pub boot_profile: Option<BootProfile>,
+    /// Reports where the time went, at the end or when the guest writes mark 0x41 or 0x42 to I/O
+    /// port 0x80: a table or JSON on standard error, a trace (for Perfetto) or a page (for a
+    /// browser) in a file; may be given several times
+    #[arg(help_heading = group::RUN, long, value_name = "table|json|trace=FILE|html=FILE[,at=41|42|exit]")]
+    pub boot_profile: Vec<BootProfile>,
+
+    /// The least that is logged: error, warn, info (moments and decisions), debug (phases) or trace
+    /// (system calls)
+    #[arg(help_heading = group::RUN, long, value_name = "LEVEL", default_value = "warn")]
+    pub log_level: LogLevel,
+
+    /// Appends the log to a file, with times, instead of writing it to standard error
+    #[arg(help_heading = group::RUN, long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+
+    /// One line of text or one JSON object for each event
+    #[arg(help_heading = group::RUN, long, value_name = "text|json", default_value = "text")]
+    pub log_format: LogFormat,
+}
+
+/// `mini-vmm check`.
+pub struct CheckCommand {
+    /// What a boot would be given.
+    pub config: Config,
+    /// A kernel was named.
+    pub has_kernel: bool,
+    /// Print JSON.
+    pub json: bool,
 }
 
 /// What the command line asks for.
 pub enum Command {
     /// Run a guest.
     Run(Box<Config>),
+    /// Say whether a guest could be run.
+    Check(Box<CheckCommand>),
+    /// List devices, as JSON or for people.
+    Devices {
+        /// As JSON.
+        json: bool,
+    },
     /// Print this (help or version) and exit with 0.
     Print(String),
 }
@@ -121,8 +179,14 @@ where
     I: IntoIterator<Item = T>,
     T: Into<std::ffi::OsString> + Clone,
 {
-    match Config::try_parse_from(arguments) {
-        Ok(config) => Ok(Command::Run(Box::new(config))),
+    let arguments: Vec<std::ffi::OsString> = arguments.into_iter().map(Into::into).collect();
+    let parsed = match arguments.get(1).and_then(|word| word.to_str()) {
+        Some("check") => commands::check(&arguments),
+        Some("devices") => commands::devices(&arguments),
+        _ => Config::try_parse_from(arguments).map(|config| Command::Run(Box::new(config))),
+    };
+    match parsed {
+        Ok(command) => Ok(command),
         Err(error)
             if matches!(
                 error.kind(),
@@ -197,7 +261,7 @@ mod tests {
     fn run(arguments: &[&str]) -> Config {
         match parse([&["mini-vmm"], arguments].concat()).unwrap() {
             Command::Run(config) => *config,
-            Command::Print(text) => panic!("{text}"),
+            _ => panic!("{arguments:?} is not a boot"),
         }
     }
 
@@ -221,7 +285,7 @@ mod tests {
         assert_eq!(config.iommu, Iommu::Type1);
         assert_eq!(config.dma_map, DmaMap::Deferred);
         assert_eq!(config.prefault, Switch::Off);
-        assert!(config.vfio.is_empty() && config.boot_profile.is_none());
+        assert!(config.vfio.is_empty() && config.boot_profile.is_empty());
         assert!(error(&[]).contains("--kernel"));
     }
 
@@ -254,6 +318,59 @@ mod tests {
         assert!(error(&["--kernel", "k", "--iommu", "vt-d"]).contains("vt-d"));
         assert!(error(&["--kernel", "k", "--cpus", "0"]).contains("at least 1"));
         assert!(error(&["--kernel", "k", "check"]).contains("check"));
+    }
+
+    #[test]
+    fn a_check_takes_devices_and_the_options_of_a_boot() {
+        let check = |arguments: &[&str]| match parse([&["mini-vmm", "check"], arguments].concat())
+            .unwrap()
+        {
+            Command::Check(command) => *command,
+            _ => panic!("{arguments:?} is not a check"),
+        };
+        let devices = ["41:00.0,p2p=off", "42:00.0", "--memory", "8G", "--json"];
+        let command = check(&devices);
+        assert!(command.json && !command.has_kernel);
+        assert_eq!(command.config.memory.size.0, 8 << 30);
+        let bdfs = command
+            .config
+            .vfio
+            .iter()
+            .map(|option| option.bdf.to_string());
+        assert_eq!(bdfs.collect::<Vec<_>>(), ["0000:41:00.0", "0000:42:00.0"]);
+        assert_eq!(command.config.vfio[0].p2p, P2p::Off);
+        // The line of a boot with the word before it.
+        let command = check(&["--kernel", "k", "--vfio", "41:00.0"]);
+        assert!(command.has_kernel);
+        assert_eq!(command.config.vfio.len(), 1);
+        assert!(error(&["check", "nonsense"]).contains("nonsense"));
+        assert!(error(&["check", "--foo"]).contains("--foo"));
+        assert!(error(&["devices", "41:00.0"]).contains("41:00.0"));
+        let list = parse(["mini-vmm", "devices", "--json"]).unwrap();
+        assert!(matches!(list, Command::Devices { json: true }));
+    }
+
+    #[test]
+    fn help_shows_every_option_under_a_heading_and_examples() {
+        let Ok(Command::Print(text)) = parse(["mini-vmm", "--help"]) else {
+            panic!();
+        };
+        for heading in [
+            group::GUEST,
+            group::DEVICES,
+            group::MEMORY,
+            group::RUN,
+            "Examples",
+        ] {
+            assert!(
+                text.contains(&format!("\n{heading}:\n")),
+                "{heading}: {text}"
+            );
+        }
+        let command = <Config as clap::CommandFactory>::command();
+        let alone = |arg: &&clap::Arg| !arg.is_hide_set() && arg.get_help_heading().is_none();
+        assert_eq!(command.get_arguments().filter(alone).count(), 0);
+        assert!(text.contains("mini-vmm check BDF"), "{text}");
     }
 
     #[test]

@@ -18,6 +18,7 @@ use devices::iommu::choose::IommuError;
 use devices::pci::address::Bdf;
 use devices::pci::ecam::DevfnTaken;
 use devices::pci::place_error::PlaceError;
+use devices::remedy::Remedy;
 
 use crate::config::UsageError;
 use crate::memory::MemoryError;
@@ -70,10 +71,12 @@ pub enum Error {
     #[error(transparent)]
     Acpi(#[from] AcpiTooLarge),
     /// KVM is not there, or not usable by us.
-    #[error("cannot use /dev/kvm ({remedy})")]
+    #[error("cannot use /dev/kvm ({remedy}; {besides})")]
     Kvm {
-        /// What to do about it.
-        remedy: &'static str,
+        /// What mends it.
+        remedy: Remedy,
+        /// What else there is to know.
+        besides: &'static str,
         /// The kernel's reason.
         source: io::Error,
     },
@@ -84,8 +87,8 @@ pub enum Error {
         lack: String,
     },
     /// An option cannot be satisfied on this host.
-    #[error("{0}")]
-    Host(String),
+    #[error(transparent)]
+    Host(#[from] HostError),
     /// A KVM call failed.
     #[error(transparent)]
     Call(#[from] CallError),
@@ -134,12 +137,90 @@ pub enum Error {
     },
 }
 
+/// An option that this host cannot satisfy. Each message ends with its [`HostError::remedy`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostError {
+    /// More devices than the guest's bus has slots.
+    #[error("{count} devices are more than the guest's PCI bus has slots for (31): assign fewer")]
+    Slots {
+        /// Devices asked for.
+        count: usize,
+    },
+    /// A BAR is to lie where it lies on the host.
+    #[error(
+        "{bdf}: bar{bar}=host: the device has no BAR {bar}, or the host gave it no address: leave the option out"
+    )]
+    NoBarAddress {
+        /// The device.
+        bdf: Bdf,
+        /// BAR index.
+        bar: u8,
+    },
+    /// More vCPUs than KVM's IOAPIC can interrupt.
+    #[error(
+        "{cpus} vCPUs are more than {most}, the most that KVM's IOAPIC can interrupt (its APIC ids have 8 bits): ask for fewer with --cpus"
+    )]
+    IoapicCpus {
+        /// vCPUs asked for.
+        cpus: u32,
+        /// The most.
+        most: u32,
+    },
+    /// More vCPUs than KVM allows.
+    #[error(
+        "{cpus} vCPUs are more than the {most} that this host's KVM allows: ask for fewer with --cpus"
+    )]
+    KvmCpus {
+        /// vCPUs asked for.
+        cpus: u32,
+        /// The most.
+        most: u32,
+    },
+}
+
+impl HostError {
+    /// What mends it; the message ends with it.
+    pub fn remedy(&self) -> Remedy {
+        Remedy::advice(match self {
+            Self::Slots { .. } => "assign fewer",
+            Self::NoBarAddress { .. } => "leave the option out",
+            Self::IoapicCpus { .. } | Self::KvmCpus { .. } => "ask for fewer with --cpus",
+        })
+    }
+}
+
 impl Error {
     /// `what` failed with `source`; for use with `map_err`.
     pub fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::System {
             what,
             source: source.into(),
+        }
+    }
+
+    /// What mends it. The message holds it as well, at its end where that is possible.
+    pub fn remedy(&self) -> Remedy {
+        match self {
+            Self::MemoryCheck(error) => error.remedy(),
+            Self::Host(error) => error.remedy(),
+            Self::Device(error) => error.remedy(),
+            Self::Iommu(error) => error.remedy(),
+            Self::Place { source, .. } => source.remedy(),
+            Self::Kvm { remedy, .. } => remedy.clone(),
+            Self::Usage(_) => Remedy::advice("mini-vmm --help lists the options"),
+            Self::Image(_) => Remedy::advice("name another file"),
+            Self::Layout(_) => Remedy::advice("ask for another amount with --memory"),
+            Self::Assign(AssignError::NotEndpoint { .. }) => {
+                Remedy::advice("assign what is behind it")
+            }
+            Self::Assign(AssignError::NoSuchBar { .. }) => {
+                Remedy::advice("name one of those, or leave the option out")
+            }
+            Self::Assign(AssignError::Gone { bdf }) => Remedy::Run(format!(
+                "echo 1 > /sys/bus/pci/devices/{bdf}/remove; echo 1 > /sys/bus/pci/rescan"
+            )),
+            // What there is to do stands in the message, or is a matter of the host's log.
+            _ => Remedy::advice("see `dmesg` of the host, and docs/troubleshooting.md"),
         }
     }
 

@@ -1,30 +1,64 @@
-//! Warnings and errors that do not end the VM: one line each on standard error, in the form of the
-//! messages that do.
+//! The log: by default warnings and errors that do not end the VM, one line each on standard error
+//! in the form of the messages that do; on request more, in a file, with times, or as JSON.
+//!
+//! Whoever logs what a guest can cause does so through [`devices::rate`].
 
 use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::path::Path;
+use std::sync::Arc;
 
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::config::UsageError;
+use crate::options::{LogFormat, LogLevel};
 use crate::output::Messages;
 
-/// Shows warnings and errors from now on.
-pub fn install() {
+/// Logs from now on what is of `level` or worse; to the end of `file` if there is one.
+pub fn install(level: LogLevel, format: LogFormat, file: Option<&Path>) -> Result<(), UsageError> {
+    let writer = match file {
+        Some(path) => BoxMakeWriter::new(Arc::new(append(path)?)),
+        None => BoxMakeWriter::new(|| Messages),
+    };
+    let level = match level {
+        LogLevel::Error => Level::ERROR,
+        LogLevel::Warn => Level::WARN,
+        LogLevel::Info => Level::INFO,
+        LogLevel::Debug => Level::DEBUG,
+        LogLevel::Trace => Level::TRACE,
+    };
     let subscriber = tracing_subscriber::fmt()
-        .with_max_level(Level::WARN)
-        .with_writer(|| Messages)
+        .with_max_level(level)
+        .with_writer(writer)
         // They would be printed to the same place, with a panic when that fails.
-        .log_internal_errors(false)
-        .event_format(Line)
-        .finish();
+        .log_internal_errors(false);
     // Fails when one is installed already: then that one stays.
-    let _ = tracing::subscriber::set_global_default(subscriber);
+    let _ = match format {
+        LogFormat::Json => tracing::subscriber::set_global_default(subscriber.json().finish()),
+        LogFormat::Text => {
+            let line = Line {
+                timed: file.is_some(),
+            };
+            tracing::subscriber::set_global_default(subscriber.event_format(line).finish())
+        }
+    };
+    Ok(())
 }
 
-/// `mini-vmm: warning: …`
-struct Line;
+fn append(path: &Path) -> Result<File, UsageError> {
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    opened.map_err(|error| UsageError(format!("cannot open the log {}: {error}", path.display())))
+}
+
+/// `mini-vmm: warning: …`, in a file behind the time.
+struct Line {
+    timed: bool,
+}
 
 impl<S, N> FormatEvent<S, N> for Line
 where
@@ -40,8 +74,14 @@ where
         let level = match *event.metadata().level() {
             Level::ERROR => "error",
             Level::WARN => "warning",
-            _ => "note",
+            Level::INFO => "note",
+            Level::DEBUG => "debug",
+            Level::TRACE => "trace",
         };
+        if self.timed {
+            SystemTime.format_time(&mut writer)?;
+            writer.write_char(' ')?;
+        }
         write!(writer, "mini-vmm: {level}: ")?;
         context.format_fields(writer.by_ref(), event)?;
         writeln!(writer)

@@ -6,9 +6,13 @@
 // They panic when their end of a pipe is closed; see `output`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+#[cfg(test)]
+mod catalogue;
+mod check;
 mod config;
 mod console;
 mod device_events;
+mod devices_list;
 mod error;
 mod events;
 mod kvm;
@@ -20,6 +24,7 @@ mod memory_check;
 mod options;
 mod output;
 mod pauses;
+mod plan;
 mod profile;
 mod ram_mapping;
 mod ram_progress;
@@ -32,7 +37,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use config::Command;
+use config::{Command, Config, UsageError};
 use error::{Error, chain};
 use profile::Profile;
 use stop::Outcome;
@@ -40,30 +45,52 @@ use stop::Outcome;
 fn main() -> ExitCode {
     let profile = Arc::new(Profile::start());
     terminal::install_panic_hook();
-    log::install();
-    limits::raise_open_files();
+    match execute(&profile) {
+        Ok(code) => code,
+        Err(error) => report(&Outcome::Failed(error)),
+    }
+}
+
+fn execute(profile: &Arc<Profile>) -> Result<ExitCode, Error> {
     let parsed = {
         let _span = profile.span("read options");
-        config::parse(std::env::args_os())
+        config::parse(std::env::args_os())?
     };
     let config = match parsed {
-        Ok(Command::Run(config)) => config,
-        Ok(Command::Print(text)) => {
-            // Whoever closed our output does not want to read it.
-            let _ = std::io::stdout().write_all(text.as_bytes());
-            return ExitCode::SUCCESS;
+        Command::Run(config) => config,
+        Command::Check(command) => {
+            prepare(&command.config)?;
+            return Ok(told(check::run(&command)));
         }
-        Err(error) => return report(&Outcome::Failed(error.into())),
+        Command::Devices { json } => return Ok(told((devices_list::run(json), 0))),
+        Command::Print(text) => return Ok(told((text, 0))),
     };
-    if let Some(wanted) = config.boot_profile {
-        profile.request(wanted);
+    prepare(&config)?;
+    if config.dry_run {
+        return Ok(told(check::dry_run(&config)));
     }
-    let outcome = match machine::run(&config, &profile) {
-        Ok(outcome) => outcome,
-        Err(error) => Outcome::Failed(error),
-    };
+    profile.request(&config.boot_profile)?;
+    let outcome = machine::run(&config, profile).unwrap_or_else(Outcome::Failed);
     profile.finish();
-    report(&outcome)
+    Ok(report(&outcome))
+}
+
+/// What comes before everything else: the log, and limits.
+fn prepare(config: &Config) -> Result<(), UsageError> {
+    log::install(
+        config.log_level,
+        config.log_format,
+        config.log_file.as_deref(),
+    )?;
+    limits::raise_open_files();
+    Ok(())
+}
+
+/// Prints a text; returns the exit code that comes with it.
+fn told((text, code): (String, u8)) -> ExitCode {
+    // Whoever closed our output does not want to read it.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    ExitCode::from(code)
 }
 
 /// Says what has to be said, and returns the exit code.

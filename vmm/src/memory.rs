@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use arch::layout::{AddressRange, GIB, MIB};
@@ -62,29 +63,44 @@ pub enum Backing {
     Private,
 }
 
+/// What was chosen to be behind guest RAM.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice {
+    /// What.
+    pub backing: Backing,
+    /// It will be pages of 4 KiB.
+    pub small_pages: bool,
+    /// The reason, for people.
+    pub why: &'static str,
+}
+
 impl Backing {
-    /// Chooses by what was asked for and what the host allows; says why.
-    pub fn choose(huge_pages: Option<HugePages>) -> (Self, &'static str) {
-        const THP: &str = "/sys/kernel/mm/transparent_hugepage";
-        match huge_pages {
-            Some(size) => (Self::Huge(size), "hugetlb memfd, as asked for"),
-            None => {
-                let read = |path: String| fs::read_to_string(path).unwrap_or_default();
-                let all = read(format!("{THP}/shmem_enabled"));
-                let of_2m = read(format!("{THP}/hugepages-2048kB/shmem_enabled"));
-                let anonymous = read(format!("{THP}/enabled"));
-                if shmem_may_be_huge(&all, &of_2m) {
-                    let why = "memfd: the host gives shared memory huge pages (shmem_enabled)";
-                    (Self::Shared, why)
-                } else if matches!(chosen(&anonymous), "never" | "") {
-                    (Self::Shared, "memfd: the host gives no memory huge pages")
-                } else {
-                    let why = "private anonymous memory: the host gives it huge pages, and none to \
-                               shared memory (shmem_enabled)";
-                    (Self::Private, why)
-                }
+    /// Chooses by what was asked for and what the host (sysfs below `root`) allows.
+    pub fn choose(root: &Path, huge_pages: Option<HugePages>) -> Choice {
+        let choice = |backing, small_pages, why| Choice {
+            backing,
+            small_pages,
+            why,
+        };
+        let Some(size) = huge_pages else {
+            let settings = root.join("sys/kernel/mm/transparent_hugepage");
+            let read = |file: &str| fs::read_to_string(settings.join(file)).unwrap_or_default();
+            let all = read("shmem_enabled");
+            let of_2m = read("hugepages-2048kB/shmem_enabled");
+            let anonymous = read("enabled");
+            if shmem_may_be_huge(&all, &of_2m) {
+                let why = "memfd: the host gives shared memory huge pages (shmem_enabled)";
+                return choice(Self::Shared, false, why);
             }
-        }
+            if matches!(chosen(&anonymous), "never" | "") {
+                let why = "memfd: the host gives no memory huge pages";
+                return choice(Self::Shared, true, why);
+            }
+            let why = "private anonymous memory: the host gives it huge pages, and none to shared \
+                       memory (shmem_enabled)";
+            return choice(Self::Private, false, why);
+        };
+        choice(Self::Huge(size), false, "hugetlb memfd, as asked for")
     }
 
     /// What both ends of a RAM range are multiples of.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use devices::host::Sysfs;
 use devices::pci::place_error::Bytes;
+use devices::remedy::Remedy;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
@@ -15,14 +16,14 @@ use crate::memory::NodePolicy;
 use crate::options::{HugePages, Node};
 use crate::profile::Profile;
 
-/// The host does not grant what guest RAM needs.
+/// The host does not grant what guest RAM needs. Each message ends with its
+/// [`MemoryCheckError::remedy`].
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryCheckError {
     /// The pool of huge pages is too small.
     #[error(
-        "guest memory needs {needed} huge pages of {size}, {free} are free on {place}; \
-         reserve more with: echo {} > {pool}/nr_hugepages",
-        total + needed - free
+        "guest memory needs {needed} huge pages of {size}, {free} are free on {place}: {}",
+        reserve(pool, total + needed - free)
     )]
     HugePages {
         /// Pages needed.
@@ -39,10 +40,7 @@ pub enum MemoryCheckError {
         pool: String,
     },
     /// The host kernel has no such huge pages.
-    #[error(
-        "this host has no huge pages of {size} ({pool} is missing); \
-         a 1 GiB pool needs hugepagesz=1G on the host's kernel command line"
-    )]
+    #[error("this host has no huge pages of {size} ({pool} is missing): {POOL}")]
     NoHugePages {
         /// 2M or 1G.
         size: &'static str,
@@ -50,7 +48,7 @@ pub enum MemoryCheckError {
         pool: String,
     },
     /// There is no such NUMA node.
-    #[error("--memory node={node}: the host has no such NUMA node; it has {present}")]
+    #[error("--memory node={node}: the host has no such NUMA node, it has {present}: {NODE}")]
     NoNode {
         /// The one asked for.
         node: u32,
@@ -59,7 +57,7 @@ pub enum MemoryCheckError {
     },
     /// The host has less memory than devices need.
     #[error(
-        "devices need all {} of guest memory, and the host has {}: ask for less with --memory",
+        "devices need all {} of guest memory, and the host has {}: {LESS}",
         Bytes(*needed),
         Mebibytes(*total)
     )]
@@ -71,12 +69,13 @@ pub enum MemoryCheckError {
     },
     /// The limit of locked memory is too low.
     #[error(
-        "devices need all {} of guest memory locked, and this process may lock {} (RLIMIT_MEMLOCK); \
-         raise the limit with `ulimit -l {}` as root, with LimitMEMLOCK= in a systemd unit or in \
-         /etc/security/limits.conf, or grant CAP_IPC_LOCK",
+        "devices need all {} of guest memory locked, and this process may lock {} (RLIMIT_MEMLOCK; \
+         `ulimit -l {}` as root before the start, LimitMEMLOCK= in a systemd unit and memlock in \
+         /etc/security/limits.conf raise it for good, CAP_IPC_LOCK does without): {}",
         Bytes(*needed),
         Bytes(*limit),
-        needed >> 10
+        needed >> 10,
+        raise_limit("memlock", *needed)
     )]
     Locked {
         /// Bytes to be locked.
@@ -86,22 +85,69 @@ pub enum MemoryCheckError {
     },
 }
 
+const POOL: &str = "a pool of 1 GiB pages needs `hugepagesz=1G` on the host kernel's command line, \
+                    one of 2 MiB a kernel with CONFIG_HUGETLBFS";
+const NODE: &str = "name one of those, or node=auto";
+const LESS: &str = "ask for less with --memory";
+
+impl MemoryCheckError {
+    /// What mends it; the message ends with it.
+    pub fn remedy(&self) -> Remedy {
+        match self {
+            Self::HugePages {
+                needed,
+                free,
+                total,
+                pool,
+                ..
+            } => reserve(pool, total + needed - free),
+            Self::NoHugePages { .. } => Remedy::advice(POOL),
+            Self::NoNode { .. } => Remedy::advice(NODE),
+            Self::HostMemory { .. } => Remedy::advice(LESS),
+            Self::Locked { needed, .. } => raise_limit("memlock", *needed),
+        }
+    }
+}
+
+/// Makes `pages` the size of a pool.
+fn reserve(pool: &str, pages: u64) -> Remedy {
+    Remedy::Run(format!("echo {pages} > {pool}/nr_hugepages"))
+}
+
+/// Raises a limit of the shell that started us, so that it can start us again.
+pub fn raise_limit(limit: &str, value: u64) -> Remedy {
+    let shell = rustix::process::getppid().map_or(1, |pid| pid.as_raw_nonzero().get());
+    Remedy::Run(format!("prlimit --pid {shell} --{limit}={value}:{value}"))
+}
+
 /// Checks what the options need; decides which NUMA node RAM comes from.
 pub fn check(config: &Config, profile: &Profile) -> Result<Option<NodePolicy>, MemoryCheckError> {
     let root = Path::new("/");
     let size = config.memory.size.0;
-    let policy = node_policy(config, root, profile)?;
+    let (policy, note) = node_policy(config, root)?;
+    note.into_iter().for_each(|note| profile.note(note));
     if let Some(pages) = config.memory.huge_pages {
         let strict = policy.filter(|policy| policy.strict);
         check_huge_pages(root, size, pages, strict.map(|policy| policy.node))?;
     }
     if !config.vfio.is_empty() {
-        if config.memory.huge_pages.is_none() {
-            check_host_memory(root, size)?;
+        if config.memory.huge_pages.is_none()
+            && let Some(available) = check_host_memory(root, size)?
+        {
+            tracing::warn!("{}: {LESS}", little_memory(size, available));
         }
         check_locked(size, raise_locked_limit())?;
     }
     Ok(policy)
+}
+
+/// The word on a host that has less memory free than devices need.
+pub fn little_memory(needed: u64, available: u64) -> String {
+    format!(
+        "devices need all {} of guest memory, and {} are available on the host now, so that the kernel may kill this process",
+        Bytes(needed),
+        Mebibytes(available)
+    )
 }
 
 /// Bytes as whole MiB.
@@ -114,8 +160,9 @@ impl fmt::Display for Mebibytes {
 }
 
 /// Devices need all guest RAM at once: more than the host has would get the process killed in the
-/// midst of it. Less than that but more than is free now may work or not: that is a warning.
-fn check_host_memory(root: &Path, needed: u64) -> Result<(), MemoryCheckError> {
+/// midst of it. Less than that but more than is free now may work or not: then what is free is
+/// returned.
+pub fn check_host_memory(root: &Path, needed: u64) -> Result<Option<u64>, MemoryCheckError> {
     let text = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
     let bytes = |name: &str| -> Option<u64> {
         let line = text.lines().find(|line| line.starts_with(name))?;
@@ -124,35 +171,26 @@ fn check_host_memory(root: &Path, needed: u64) -> Result<(), MemoryCheckError> {
     };
     match (bytes("MemTotal:"), bytes("MemAvailable:")) {
         (Some(total), _) if needed > total => Err(MemoryCheckError::HostMemory { needed, total }),
-        (_, Some(available)) if needed > available => {
-            tracing::warn!(
-                "devices need all {} of guest memory, and {} are available on the host now: the kernel may kill this process (--memory asks for less)",
-                Bytes(needed),
-                Mebibytes(available)
-            );
-            Ok(())
-        }
-        _ => Ok(()),
+        (_, Some(available)) if needed > available => Ok(Some(available)),
+        _ => Ok(None),
     }
 }
 
-fn node_policy(
+/// The NUMA node that the options choose, and a word for the profile.
+pub fn node_policy(
     config: &Config,
     root: &Path,
-    profile: &Profile,
-) -> Result<Option<NodePolicy>, MemoryCheckError> {
+) -> Result<(Option<NodePolicy>, Option<String>), MemoryCheckError> {
     let (node, strict) = match config.memory.node {
-        None => return Ok(None),
+        None => return Ok((None, None)),
         Some(Node::Number(node)) => (node, true),
         Some(Node::Auto) => {
             let first = config.vfio.first().map(|option| option.bdf);
             match first.and_then(|bdf| Sysfs::below(root).numa_node(bdf)) {
                 Some(node) => (node, false),
                 None => {
-                    profile.note(
-                        "guest RAM: node=auto: no assigned device tells its NUMA node".to_owned(),
-                    );
-                    return Ok(None);
+                    let note = "guest RAM: node=auto: no assigned device tells its NUMA node";
+                    return Ok((None, Some(note.to_owned())));
                 }
             }
         }
@@ -167,12 +205,12 @@ fn node_policy(
         return Err(MemoryCheckError::NoNode { node, present });
     }
     let how = if strict { "only" } else { "preferably" };
-    profile.note(format!("guest RAM: {how} from NUMA node {node}"));
-    Ok(Some(NodePolicy { node, strict }))
+    let note = format!("guest RAM: {how} from NUMA node {node}");
+    Ok((Some(NodePolicy { node, strict }), Some(note)))
 }
 
 /// Checks that the pool, that of `node` if there is one, holds `size` bytes of free huge pages.
-fn check_huge_pages(
+pub fn check_huge_pages(
     root: &Path,
     size: u64,
     pages: HugePages,
@@ -225,7 +263,7 @@ fn check_huge_pages(
 
 /// Raises the soft limit of locked memory to the hard one, which takes no privilege; returns the
 /// limit in bytes, `None` without one.
-fn raise_locked_limit() -> Option<u64> {
+pub fn raise_locked_limit() -> Option<u64> {
     // What the kernel asks for: capable(CAP_IPC_LOCK) (drivers/vfio/vfio_iommu_type1.c,
     // vfio_lock_acct; drivers/iommu/iommufd/pages.c, incr_user_locked_vm).
     let exempt =
@@ -244,7 +282,7 @@ fn raise_locked_limit() -> Option<u64> {
     }
 }
 
-fn check_locked(needed: u64, limit: Option<u64>) -> Result<(), MemoryCheckError> {
+pub fn check_locked(needed: u64, limit: Option<u64>) -> Result<(), MemoryCheckError> {
     match limit {
         Some(limit) if limit < needed => Err(MemoryCheckError::Locked { needed, limit }),
         _ => Ok(()),
@@ -270,7 +308,7 @@ mod tests {
         let text = "MemTotal:        6000000 kB\nMemAvailable:    5000000 kB\n";
         fs::write(root.path().join("proc/meminfo"), text).unwrap();
         for gib in [1, 5] {
-            assert!(check_host_memory(root.path(), gib << 30).is_ok());
+            let _ = check_host_memory(root.path(), gib << 30).unwrap();
         }
         let error = check_host_memory(root.path(), 100 << 30).unwrap_err();
         let text = error.to_string();
@@ -341,7 +379,7 @@ mod tests {
             let Ok(crate::config::Command::Run(config)) = crate::config::parse(arguments) else {
                 panic!("{memory}");
             };
-            node_policy(&config, root.path(), &Profile::start())
+            node_policy(&config, root.path()).map(|(policy, _)| policy)
         };
         let strict = NodePolicy {
             node: 0,

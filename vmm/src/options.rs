@@ -130,16 +130,46 @@ impl FromStr for Cpus {
     }
 }
 
-/// How `--boot-profile` prints.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// How `--boot-profile` reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProfileForm {
-    /// Lines for people.
+    /// Lines for people, on standard error.
     Table,
-    /// One JSON object.
+    /// One JSON object, on standard error.
     Json,
+    /// A trace in this file, for Perfetto or chrome://tracing.
+    Trace(PathBuf),
+    /// A page in this file, for a browser.
+    Html(PathBuf),
 }
 
-/// When `--boot-profile` prints.
+impl ProfileForm {
+    /// The file that it is written to.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Self::Table | Self::Json => None,
+            Self::Trace(path) | Self::Html(path) => Some(path),
+        }
+    }
+}
+
+impl FromStr for ProfileForm {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('=') {
+            None if text == "table" => Ok(Self::Table),
+            None if text == "json" => Ok(Self::Json),
+            Some(("trace", path)) if !path.is_empty() => Ok(Self::Trace(path.into())),
+            Some(("html", path)) if !path.is_empty() => Ok(Self::Html(path.into())),
+            _ => Err(format!(
+                "\"{text}\" is not known; table, json, trace=FILE and html=FILE are"
+            )),
+        }
+    }
+}
+
+/// When `--boot-profile` reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProfileMoment {
     /// When the guest writes this mark to port 0x80.
@@ -148,8 +178,8 @@ pub enum ProfileMoment {
     Exit,
 }
 
-/// `--boot-profile table|json[,at=41|42|exit]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// `--boot-profile table|json|trace=FILE|html=FILE[,at=41|42|exit]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BootProfile {
     /// How.
     pub form: ProfileForm,
@@ -161,20 +191,43 @@ impl FromStr for BootProfile {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (form, rest) = match text.split_once(',') {
-            Some((form, rest)) => (form, Some(rest)),
-            None => (text, None),
+        // The name of a file may hold a comma.
+        let (form, moment) = match text.rsplit_once(",at=") {
+            None => (text, ProfileMoment::Exit),
+            Some((form, "exit")) => (form, ProfileMoment::Exit),
+            Some((form, "41" | "0x41")) => (form, ProfileMoment::Mark(0x41)),
+            Some((form, "42" | "0x42")) => (form, ProfileMoment::Mark(0x42)),
+            Some((_, other)) => {
+                return Err(format!("\"at={other}\" is not at=41, at=42 or at=exit"));
+            }
         };
-        let form = ProfileForm::from_str(form, false)
-            .map_err(|_| format!("\"{form}\" is not known; table and json are"))?;
-        let moment = match rest {
-            None | Some("at=exit") => ProfileMoment::Exit,
-            Some("at=41" | "at=0x41") => ProfileMoment::Mark(0x41),
-            Some("at=42" | "at=0x42") => ProfileMoment::Mark(0x42),
-            Some(other) => return Err(format!("\"{other}\" is not at=41, at=42 or at=exit")),
-        };
+        let form = form.parse()?;
         Ok(Self { form, moment })
     }
+}
+
+/// `--log-level`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// What ends the VM or harms it.
+    Error,
+    /// What the user should know.
+    Warn,
+    /// Moments and decisions.
+    Info,
+    /// Phases.
+    Debug,
+    /// System calls.
+    Trace,
+}
+
+/// `--log-format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// A line for people.
+    Text,
+    /// A JSON object a line.
+    Json,
 }
 
 /// What a guest that switches memory decode off sees.
@@ -366,7 +419,18 @@ mod tests {
         let at_mark: BootProfile = "json,at=42".parse().unwrap();
         assert_eq!(at_mark.form, ProfileForm::Json);
         assert_eq!(at_mark.moment, ProfileMoment::Mark(0x42));
-        for text in ["", "xml", "table,at=43", "table,"] {
+        let file: BootProfile = "html=a,b.html,at=41".parse().unwrap();
+        assert_eq!(file.form.file(), Some(Path::new("a,b.html")));
+        assert_eq!(file.moment, ProfileMoment::Mark(0x41));
+        for text in [
+            "",
+            "xml",
+            "table,at=43",
+            "table,",
+            "trace",
+            "html=",
+            "table=x",
+        ] {
             assert!(text.parse::<BootProfile>().is_err(), "{text}");
         }
     }

@@ -83,6 +83,7 @@ impl Stop {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::HostError;
 
     #[test]
     fn the_first_outcome_counts() {
@@ -103,7 +104,7 @@ mod tests {
             Outcome::Reset,
             Outcome::Crashed(String::new()),
             Outcome::Signal(libc::SIGTERM),
-            Outcome::Failed(Error::Host(String::new())),
+            Outcome::Failed(Error::Host(HostError::Slots { count: 32 })),
         ]
         .map(|outcome| outcome.code());
         assert_eq!(codes, [0, 0, 32, 33, 143, 3]);

@@ -37,7 +37,9 @@ pub enum AssignError {
         bdf: Bdf,
     },
     /// A bridge or other device that is no endpoint.
-    #[error("{bdf}: only endpoints can be assigned, this is a bridge (header type {header})")]
+    #[error(
+        "{bdf}: only endpoints can be assigned, this is a bridge (header type {header}): assign what is behind it"
+    )]
     NotEndpoint {
         /// The device.
         bdf: Bdf,

@@ -91,13 +91,17 @@ impl DeviceOptions {
     /// Whether every BAR that is named exists on `device`. All BARs kept trapped means those that
     /// there are.
     pub fn check(&self, device: &SizedDevice) -> Result<(), AssignError> {
-        let present: Vec<u8> = device.bars.iter().map(|bar| bar.info.index).collect();
+        let present = device.bars.iter().map(|bar| bar.info.index).collect();
+        self.check_bars(device.bdf, present)
+    }
+
+    /// The same of a device that is not open, by the BARs that are `present`.
+    pub fn check_bars(&self, bdf: Bdf, present: Vec<u8>) -> Result<(), AssignError> {
         let all_trapped = self.trapped.iter().all(|trapped| *trapped);
         let named = self.trapped.iter().zip(&self.fixed);
         for (bar, (trapped, fixed)) in (0..).zip(named) {
             let asked = (*trapped && !all_trapped) || fixed.is_some();
             if asked && !present.contains(&bar) {
-                let bdf = device.bdf;
                 return Err(AssignError::NoSuchBar { bdf, bar, present });
             }
         }
@@ -136,12 +140,20 @@ pub struct Assignment {
 
 /// The BARs of all `devices`, to be placed.
 pub fn place_requests(devices: &[SizedDevice], options: &[DeviceOptions]) -> Vec<PlaceRequest> {
-    let numbered = devices.iter().enumerate();
+    let bars = devices.iter().map(|device| {
+        let bars = device.bars.iter().map(|bar| bar.info);
+        bars.chain(device.rom_bar()).collect()
+    });
+    requests_of(bars.collect(), options)
+}
+
+/// The same, given the `bars` of each device.
+pub fn requests_of(bars: Vec<Vec<BarInfo>>, options: &[DeviceOptions]) -> Vec<PlaceRequest> {
+    let numbered = bars.into_iter().enumerate();
     numbered
-        .flat_map(|(device, sized)| {
+        .flat_map(|(device, bars)| {
             let fixed = options.get(device).copied().unwrap_or_default().fixed;
-            let bars = sized.bars.iter().map(|bar| bar.info);
-            bars.chain(sized.rom_bar()).map(move |bar| PlaceRequest {
+            bars.into_iter().map(move |bar| PlaceRequest {
                 device,
                 bar,
                 fixed: fixed.get(usize::from(bar.index)).copied().flatten(),

@@ -16,7 +16,11 @@ pub fn open_all(
     iommu: &dyn IommuBackend,
     devices: &[Bdf],
 ) -> Result<Vec<SizedDevice>, AssignError> {
-    let opened = on_each(devices, |bdf| open(iommu, *bdf));
+    let opened = on_each(
+        devices,
+        |bdf| format!("open {bdf}"),
+        |bdf| open(iommu, *bdf),
+    );
     opened.into_iter().collect()
 }
 

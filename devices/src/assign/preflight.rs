@@ -1,28 +1,41 @@
 //! Whether devices can be assigned at all, from sysfs alone: nothing is opened, so nothing is
-//! reset. The first obstacle is reported with the command that mends it.
+//! reset. A boot stops at the first obstacle, a preflight shows all of them; each comes with the
+//! command that mends it.
 
 use crate::host::Sysfs;
 use crate::pci::address::Bdf;
+use crate::remedy::Remedy;
 
-/// Why a device cannot be assigned. Each message holds the remedy.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+/// Why a device cannot be assigned. Each message ends with its [`PreflightError::remedy`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PreflightError {
     /// The host has no such function.
-    #[error("{0}: no such PCI device on this host (list them with `lspci -D`)")]
+    #[error("{0}: no such PCI device on this host: {LIST}")]
     Absent(Bdf),
     /// Named twice.
     #[error("{0}: the device is named twice: drop one --vfio")]
     Duplicate(Bdf),
-    /// The IOMMU is off.
-    #[error(
-        "{0}: the host has no IOMMU enabled: turn on VT-d or AMD-Vi in the firmware, and on Intel boot the host with `intel_iommu=on`"
-    )]
+    /// The firmware tells the kernel of no IOMMU.
+    #[error("{0}: the host has no IOMMU enabled: {FIRMWARE}")]
     IommuOff(Bdf),
+    /// The firmware offers an IOMMU, and the kernel does not use it.
+    #[error(
+        "{bdf}: the host's IOMMU is there and the kernel does not use it: run `{}` as root",
+        iommu_command(option)
+    )]
+    IommuUnused {
+        /// The device.
+        bdf: Bdf,
+        /// The kernel parameter that turns it on.
+        option: &'static str,
+    },
     /// The IOMMU is on and does not cover the device.
-    #[error("{0}: no IOMMU of the host covers this device: it cannot be assigned safely")]
+    #[error(
+        "{0}: no IOMMU of the host covers this device, and without it cannot be assigned safely: {ANOTHER}"
+    )]
     NoGroup(Bdf),
     /// Bound to a host driver.
-    #[error("{bdf}: it is bound to the host driver {driver}, not to vfio-pci: run `{}`", bind_command(*bdf))]
+    #[error("{bdf}: it is bound to the host driver {driver}, not to vfio-pci: run `{}` as root", bind_command(*bdf))]
     HostDriver {
         /// The device.
         bdf: Bdf,
@@ -30,14 +43,14 @@ pub enum PreflightError {
         driver: String,
     },
     /// Bound to nothing.
-    #[error("{bdf}: it is not bound to vfio-pci: run `{}`", bind_command(*bdf))]
+    #[error("{bdf}: it is not bound to vfio-pci: run `{}` as root", bind_command(*bdf))]
     NoDriver {
         /// The device.
         bdf: Bdf,
     },
     /// Another member of its group is bound to a host driver.
     #[error(
-        "{bdf}: IOMMU group {group} is not viable: its member {member} is bound to the host driver {driver}: run `{}`",
+        "{bdf}: IOMMU group {group} is not viable: its member {member} is bound to the host driver {driver}: run `{}` as root",
         bind_command(*member)
     )]
     GroupMember {
@@ -52,11 +65,39 @@ pub enum PreflightError {
     },
 }
 
+const LIST: &str = "list those there are with `mini-vmm devices`";
+const FIRMWARE: &str = "turn on VT-d or AMD-Vi in the firmware; on Intel boot the host with `intel_iommu=on`, on AMD without `amd_iommu=off`";
+const ANOTHER: &str = "assign another one, or put it into another slot";
+
+impl PreflightError {
+    /// What mends it; the message ends with it.
+    pub fn remedy(&self) -> Remedy {
+        match self {
+            Self::Absent(_) => Remedy::advice(LIST),
+            Self::Duplicate(_) => Remedy::advice("drop one --vfio"),
+            Self::IommuOff(_) => Remedy::advice(FIRMWARE),
+            Self::IommuUnused { option, .. } => Remedy::Run(iommu_command(option)),
+            Self::NoGroup(_) => Remedy::advice(ANOTHER),
+            Self::HostDriver { bdf, .. } | Self::NoDriver { bdf } => {
+                Remedy::Run(bind_command(*bdf))
+            }
+            Self::GroupMember { member, .. } => Remedy::Run(bind_command(*member)),
+        }
+    }
+}
+
+/// A shell command that boots the host with `option`, on distributions with GRUB's usual file.
+fn iommu_command(option: &str) -> String {
+    format!(
+        r#"echo 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {option}"' >> /etc/default/grub && update-grub && reboot"#
+    )
+}
+
 /// A shell command that gives `bdf` to vfio-pci, whatever has it now.
 fn bind_command(bdf: Bdf) -> String {
     let device = format!("/sys/bus/pci/devices/{bdf}");
     format!(
-        "modprobe vfio-pci; echo vfio-pci > {device}/driver_override; [ ! -e {device}/driver ] || echo {bdf} > {device}/driver/unbind; echo {bdf} > /sys/bus/pci/drivers_probe"
+        "[ -e /sys/bus/pci/drivers/vfio-pci ] || modprobe vfio-pci; echo vfio-pci > {device}/driver_override; [ ! -e {device}/driver ] || echo {bdf} > {device}/driver/unbind; echo {bdf} > /sys/bus/pci/drivers_probe"
     )
 }
 
@@ -79,24 +120,43 @@ pub fn check(sysfs: &Sysfs, devices: &[Bdf]) -> Result<Vec<(Bdf, u32)>, Prefligh
 }
 
 fn check_one(sysfs: &Sysfs, bdf: Bdf) -> Result<u32, PreflightError> {
-    let device = sysfs.device(bdf).ok_or(PreflightError::Absent(bdf))?;
-    if !sysfs.has_iommu() {
-        return Err(PreflightError::IommuOff(bdf));
+    match problems(sysfs, bdf) {
+        (Some(group), problems) if problems.is_empty() => Ok(group),
+        (_, problems) => Err(problems
+            .into_iter()
+            .next()
+            .unwrap_or(PreflightError::NoGroup(bdf))),
     }
-    let group = device.group.ok_or(PreflightError::NoGroup(bdf))?;
+}
+
+/// The device's IOMMU group, and all that is in the way of assigning it.
+pub fn problems(sysfs: &Sysfs, bdf: Bdf) -> (Option<u32>, Vec<PreflightError>) {
+    let Some(device) = sysfs.device(bdf) else {
+        return (None, vec![PreflightError::Absent(bdf)]);
+    };
+    if !sysfs.has_iommu() {
+        return (None, vec![iommu_off(sysfs, bdf)]);
+    }
+    let Some(group) = device.group else {
+        return (None, vec![PreflightError::NoGroup(bdf)]);
+    };
+    let mut problems = Vec::new();
     match device.driver {
-        None => return Err(PreflightError::NoDriver { bdf }),
+        None => problems.push(PreflightError::NoDriver { bdf }),
         Some(driver) if !is_vfio(&driver) => {
-            return Err(PreflightError::HostDriver { bdf, driver });
+            problems.push(PreflightError::HostDriver { bdf, driver });
         }
         Some(_) => {}
     }
     for member in sysfs.group_members(group).unwrap_or_default() {
+        if member == bdf {
+            continue;
+        }
         let driver = sysfs.device(member).and_then(|device| device.driver);
         let Some(driver) = driver else { continue };
         let harmless = is_vfio(&driver) || driver == "pci-stub" || sysfs.is_bridge(member);
         if !harmless {
-            return Err(PreflightError::GroupMember {
+            problems.push(PreflightError::GroupMember {
                 bdf,
                 group,
                 member,
@@ -104,7 +164,19 @@ fn check_one(sysfs: &Sysfs, bdf: Bdf) -> Result<u32, PreflightError> {
             });
         }
     }
-    Ok(group)
+    (Some(group), problems)
+}
+
+/// Which of two things is missing: a setting of the firmware, or a parameter of the kernel.
+fn iommu_off(sysfs: &Sysfs, bdf: Bdf) -> PreflightError {
+    // The ACPI table by which firmware describes Intel's IOMMUs. AMD's are on by default.
+    match sysfs.path("sys/firmware/acpi/tables/DMAR").exists() {
+        true => PreflightError::IommuUnused {
+            bdf,
+            option: "intel_iommu=on",
+        },
+        false => PreflightError::IommuOff(bdf),
+    }
 }
 
 #[cfg(test)]
@@ -177,6 +249,14 @@ mod tests {
         assert!(message(&gpu, &["41:00.0", "0000:41:00.0"]).contains("named twice"));
         let off = [("0000:41:00.0", "vfio-pci", None, GPU)];
         assert!(message(&off, &["41:00.0"]).contains("intel_iommu=on"));
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = tree(root.path(), &off);
+        fs::create_dir_all(root.path().join("sys/firmware/acpi/tables/DMAR")).unwrap();
+        let error = check(&sysfs, &["41:00.0".parse().unwrap()]).unwrap_err();
+        assert!(
+            error.to_string().contains("kernel does not use it"),
+            "{error}"
+        );
         let two = [gpu[0], ("0000:42:00.0", "vfio-pci", None, GPU)];
         assert!(message(&two, &["42:00.0"]).contains("no IOMMU of the host covers"));
         let unbound = [("0000:41:00.0", "", Some(3), GPU)];

@@ -26,17 +26,21 @@ pub enum RomSource {
     Bytes(Arc<[u8]>),
 }
 
+/// A ROM of `len` bytes as a BAR to be placed: its register holds 32 bits.
+pub fn rom_bar(len: u64) -> BarInfo {
+    BarInfo {
+        index: ROM,
+        kind: BarKind::Mem32 {
+            prefetchable: false,
+        },
+        size: len.max(2048).next_power_of_two(),
+    }
+}
+
 impl SizedDevice {
     /// The ROM as a BAR to be placed: its register holds 32 bits.
     pub fn rom_bar(&self) -> Option<BarInfo> {
-        let len = self.rom.as_ref()?.len() as u64;
-        Some(BarInfo {
-            index: ROM,
-            kind: BarKind::Mem32 {
-                prefetchable: false,
-            },
-            size: len.max(2048).next_power_of_two(),
-        })
+        Some(rom_bar(self.rom.as_ref()?.len() as u64))
     }
 
     /// Takes the contents of the ROM from `source`.

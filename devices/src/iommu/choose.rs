@@ -1,6 +1,5 @@
 //! Which backend serves the devices: what the user says, or what the host offers.
 
-use std::fs;
 use std::io;
 use std::sync::Arc;
 
@@ -10,9 +9,10 @@ use super::type1::{Type1, Type1Error};
 use crate::assign::ports::IommuBackend;
 use crate::host::Sysfs;
 use crate::pci::address::Bdf;
+use crate::remedy::Remedy;
 
 /// The first kernel in which a BAR can be mapped through iommufd.
-const DMABUF_SINCE: (u32, u32) = (6, 19);
+pub const DMABUF_SINCE: (u32, u32) = (6, 19);
 
 /// What the user asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,12 +45,69 @@ pub enum IommuError {
     },
 }
 
+impl IommuError {
+    /// What mends it.
+    pub fn remedy(&self) -> Remedy {
+        match self {
+            Self::Type1(error) => error.remedy(),
+            Self::Iommufd(error) => error.remedy(),
+            Self::Neither { iommufd, .. } => iommufd.remedy(),
+        }
+    }
+}
+
 /// The backend, and in a few words why it was taken.
 pub struct Chosen {
     /// All devices are attached to it.
     pub backend: Arc<dyn IommuBackend>,
     /// For the profile, behind its name.
     pub why: &'static str,
+}
+
+/// A backend that nothing is attached to yet.
+pub enum Decision {
+    /// VFIO container with type1.
+    Type1 {
+        /// In a few words.
+        why: &'static str,
+        /// What iommufd lacks, where it was looked for.
+        lack: Option<IommufdError>,
+    },
+    /// iommufd.
+    Iommufd {
+        /// In a few words.
+        why: &'static str,
+        /// What it needs, opened.
+        files: Files,
+    },
+}
+
+/// Decides for the backend that is `wanted`: opens files of iommufd, which does nothing to the
+/// devices. `peers`: some of them are to reach each other.
+pub fn decide(
+    wanted: Wanted,
+    sysfs: &Sysfs,
+    devices: &[Bdf],
+    peers: bool,
+) -> Result<Decision, IommufdError> {
+    let type1 = |why, lack| Decision::Type1 { why, lack };
+    Ok(match wanted {
+        Wanted::Type1 => type1("as asked for", None),
+        Wanted::Iommufd => Decision::Iommufd {
+            why: "as asked for",
+            files: Files::open(sysfs, devices)?,
+        },
+        Wanted::Auto if peers && sysfs.is_older_than(DMABUF_SINCE) => {
+            type1("since iommufd has no peer-to-peer before Linux 6.19", None)
+        }
+        Wanted::Auto => match Files::open(sysfs, devices) {
+            Ok(files) => Decision::Iommufd {
+                why: "since the host offers it for all devices",
+                files,
+            },
+            Err(lack) => type1(why_not(&lack), Some(lack)),
+        },
+    })
 }
 
 /// Takes the backend that is `wanted` and attaches `devices`, each with its IOMMU group. `peers`:
@@ -62,26 +119,18 @@ pub fn choose(
     peers: bool,
 ) -> Result<Chosen, IommuError> {
     let bdfs: Vec<Bdf> = devices.iter().map(|(bdf, _)| *bdf).collect();
-    let iommufd = |why| -> Result<Chosen, IommuError> {
-        let backend = Arc::new(Iommufd::new(Files::open(sysfs, &bdfs)?)?);
-        Ok(Chosen { backend, why })
-    };
-    let type1 = |why| -> Result<Chosen, Type1Error> {
-        let backend = Arc::new(Type1::new(devices)?);
-        Ok(Chosen { backend, why })
-    };
-    match wanted {
-        Wanted::Type1 => Ok(type1("as asked for")?),
-        Wanted::Iommufd => iommufd("as asked for"),
-        Wanted::Auto if peers && older_than(sysfs, DMABUF_SINCE) => Ok(type1(
-            "since iommufd has no peer-to-peer before Linux 6.19",
-        )?),
-        Wanted::Auto => match Files::open(sysfs, &bdfs) {
-            Ok(files) => Ok(Chosen {
-                backend: Arc::new(Iommufd::new(files)?),
-                why: "since the host offers it for all devices",
+    match decide(wanted, sysfs, &bdfs, peers)? {
+        Decision::Iommufd { why, files } => Ok(Chosen {
+            backend: Arc::new(Iommufd::new(files)?),
+            why,
+        }),
+        Decision::Type1 { why, lack } => match (Type1::new(devices), lack) {
+            (Ok(backend), _) => Ok(Chosen {
+                backend: Arc::new(backend),
+                why,
             }),
-            Err(lack) => type1(why_not(&lack)).map_err(|source| neither(lack, source)),
+            (Err(source), Some(lack)) => Err(neither(lack, source)),
+            (Err(source), None) => Err(source.into()),
         },
     }
 }
@@ -109,28 +158,16 @@ fn neither(iommufd: IommufdError, source: Type1Error) -> IommuError {
     }
 }
 
-/// Whether the host kernel is older than `version`; no, where it does not say.
-fn older_than(sysfs: &Sysfs, version: (u32, u32)) -> bool {
-    let release = fs::read_to_string(sysfs.path("proc/sys/kernel/osrelease"));
-    let release = release.ok().as_deref().and_then(parse_release);
-    release.is_some_and(|release| release < version)
-}
-
-/// `7.3.4-amd64` → (7, 3)
-fn parse_release(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn kernels_are_told_apart_by_release() {
         let root = tempfile::tempdir().unwrap();
         let sysfs = Sysfs::below(root.path());
-        assert!(!older_than(&sysfs, DMABUF_SINCE));
+        assert!(!sysfs.is_older_than(DMABUF_SINCE));
         let path = root.path().join("proc/sys/kernel");
         fs::create_dir_all(&path).unwrap();
         for (release, older) in [
@@ -141,7 +178,7 @@ mod tests {
             ("nonsense\n", false),
         ] {
             fs::write(path.join("osrelease"), release).unwrap();
-            assert_eq!(older_than(&sysfs, DMABUF_SINCE), older, "{release}");
+            assert_eq!(sysfs.is_older_than(DMABUF_SINCE), older, "{release}");
         }
     }
 

@@ -85,7 +85,8 @@ impl Iommufd {
     pub fn new(files: Files) -> Result<Self, IommufdError> {
         let Files { iommu, devices } = files;
         let ioas = abi::ioas_alloc(iommu.as_fd()).map_err(IommufdError::Ioas)?;
-        let bound = on_each(&devices, |device| bind(&iommu, ioas, device));
+        let name = |device: &Device| format!("open {}", device.bdf);
+        let bound = on_each(&devices, name, |device| bind(&iommu, ioas, device));
         bound.into_iter().collect::<Result<(), _>>()?;
         let devices = devices.into_iter().map(|device| (device.bdf, device.file));
         Ok(Self {

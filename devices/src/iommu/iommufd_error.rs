@@ -4,7 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::assign::ports::CallError;
+use crate::host::Sysfs;
 use crate::pci::address::Bdf;
+use crate::remedy::Remedy;
 
 /// See the module.
 #[derive(Debug, thiserror::Error)]
@@ -56,24 +58,42 @@ pub enum IommufdError {
     },
 }
 
-fn iommu_remedy(source: &io::Error) -> &'static str {
+impl IommufdError {
+    /// What mends it. The message holds it as well, before the kernel's reason.
+    pub fn remedy(&self) -> Remedy {
+        let denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+        match self {
+            Self::OpenIommu(error) if error.kind() == io::ErrorKind::NotFound => {
+                Remedy::run("modprobe iommufd")
+            }
+            Self::OpenIommu(error) if denied(error) => Remedy::Run(take(Path::new("/dev/iommu"))),
+            Self::OpenCdev { path, source, .. } if denied(source) => Remedy::Run(take(path)),
+            _ => Remedy::advice("--iommu type1 does without"),
+        }
+    }
+}
+
+/// Gives `file` to the user who runs this.
+fn take(file: &Path) -> String {
+    format!("chown {} {}", Sysfs::own_user(), file.display())
+}
+
+fn iommu_remedy(source: &io::Error) -> String {
     match source.kind() {
-        io::ErrorKind::NotFound => {
-            "the host kernel has no IOMMUFD, or its module is not loaded: run `modprobe iommufd`, or use --iommu type1"
-        }
+        io::ErrorKind::NotFound => "the host kernel has no IOMMUFD, or its module is not loaded: run `modprobe iommufd` as root, or use --iommu type1".to_owned(),
         io::ErrorKind::PermissionDenied => {
-            "you may not use it: run `chown $USER /dev/iommu` as root"
+            let command = take(Path::new("/dev/iommu"));
+            format!("you may not use it: {}", Remedy::Run(command))
         }
-        _ => "--iommu type1 does without",
+        _ => "--iommu type1 does without".to_owned(),
     }
 }
 
 fn cdev_remedy(path: &Path, source: &io::Error) -> String {
     match source.kind() {
-        io::ErrorKind::PermissionDenied => format!(
-            " (you may not use it: run `chown $USER {}` as root)",
-            path.display()
-        ),
+        io::ErrorKind::PermissionDenied => {
+            format!(" (you may not use it: {})", Remedy::Run(take(path)))
+        }
         _ => String::new(),
     }
 }
@@ -124,7 +144,8 @@ mod tests {
         assert!(bind(libc::EPERM).contains("iommu_group/devices"));
         let denied = io::Error::from_raw_os_error(libc::EACCES);
         let text = IommufdError::OpenIommu(denied).to_string();
-        assert!(text.contains("chown $USER /dev/iommu"), "{text}");
+        let command = format!("chown {} /dev/iommu", Sysfs::own_user());
+        assert!(text.contains(&command), "{text}");
         let missing = io::Error::from_raw_os_error(libc::ENOENT);
         let text = IommufdError::OpenIommu(missing).to_string();
         assert!(text.contains("--iommu type1"), "{text}");

@@ -12,8 +12,10 @@ use parking_lot::Mutex;
 use vfio_bindings::bindings::vfio::{VFIO_API_VERSION, VFIO_TYPE1v2_IOMMU};
 
 use crate::assign::ports::{CallError, IommuBackend, IommuNature, MapRequest, VfioDevice};
+use crate::host::Sysfs;
 use crate::pci::address::Bdf;
 use crate::range::Range;
+use crate::remedy::Remedy;
 use crate::sys::vfio as abi;
 use crate::sys::{HostRange, VfioPciDevice};
 
@@ -21,9 +23,7 @@ use crate::sys::{HostRange, VfioPciDevice};
 #[derive(Debug, thiserror::Error)]
 pub enum Type1Error {
     /// /dev/vfio/vfio cannot be opened.
-    #[error(
-        "cannot open /dev/vfio/vfio (load the driver with `modprobe vfio-pci`, and see that you may read and write the file)"
-    )]
+    #[error("cannot open /dev/vfio/vfio ({})", container_remedy(.0))]
     OpenContainer(#[source] io::Error),
     /// The kernel's VFIO has no type1v2.
     #[error("this kernel's VFIO has no type1 IOMMU driver (run `modprobe vfio_iommu_type1`)")]
@@ -66,13 +66,69 @@ pub enum Type1Error {
     },
 }
 
+impl Type1Error {
+    /// The device that it is about, if it is about one.
+    pub fn device(&self) -> Option<Bdf> {
+        match self {
+            Self::OpenGroup { bdf, .. }
+            | Self::NotViable { bdf, .. }
+            | Self::Attach { bdf, .. } => Some(*bdf),
+            Self::OpenContainer(_) | Self::NoType1 | Self::Container(_) => None,
+        }
+    }
+
+    /// What mends it. The message holds it as well, before the kernel's reason.
+    pub fn remedy(&self) -> Remedy {
+        match self {
+            Self::OpenContainer(source) => container_remedy(source),
+            Self::NoType1 => Remedy::run(LOAD_TYPE1),
+            Self::Container(_) => Remedy::advice("see `dmesg`"),
+            Self::OpenGroup { group, source, .. } => match source.raw_os_error() {
+                Some(libc::EACCES) => Remedy::Run(take_group(*group)),
+                Some(libc::EBUSY) => Remedy::advice(format!(
+                    "end the process that `fuser -v /dev/vfio/{group}` shows"
+                )),
+                _ => Remedy::advice(format!(
+                    "bind all of `ls /sys/kernel/iommu_groups/{group}/devices` to vfio-pci"
+                )),
+            },
+            Self::NotViable { group, .. } => Remedy::advice(format!(
+                "bind all of `ls /sys/kernel/iommu_groups/{group}/devices` to vfio-pci"
+            )),
+            Self::Attach { source, .. } => match source.errno() {
+                Some(libc::EPERM) => Remedy::advice(
+                    "turn on interrupt remapping (VT-d or AMD-Vi, x2APIC) in the firmware",
+                ),
+                Some(libc::EBUSY) => Remedy::advice("end the process that uses it"),
+                _ => Remedy::advice("see `dmesg`"),
+            },
+        }
+    }
+}
+
+fn container_remedy(source: &io::Error) -> Remedy {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            Remedy::Run(format!("chown {} /dev/vfio/vfio", Sysfs::own_user()))
+        }
+        _ => Remedy::run("modprobe vfio-pci"),
+    }
+}
+
+const LOAD_TYPE1: &str = "modprobe vfio_iommu_type1";
+
+/// Gives the file of `group` to the user who runs this.
+fn take_group(group: u32) -> String {
+    format!("chown {} /dev/vfio/{group}", Sysfs::own_user())
+}
+
 fn open_remedy(group: u32, source: &io::Error) -> String {
     match source.raw_os_error() {
         Some(libc::EBUSY) => {
             format!("it is in use by another process (find it with `fuser -v /dev/vfio/{group}`)")
         }
         Some(libc::EACCES) => {
-            format!("you may not use it (run `chown $USER /dev/vfio/{group}` as root)")
+            format!("you may not use it ({})", Remedy::Run(take_group(group)))
         }
         Some(libc::EPERM) => format!(
             "it is not viable (list its members with `ls /sys/kernel/iommu_groups/{group}/devices`, bind each to vfio-pci)"
@@ -146,6 +202,30 @@ impl Type1 {
         self.groups.insert(group, file);
         Ok(())
     }
+}
+
+/// What keeps `devices`, each with its group, from being attached: every obstacle, where
+/// [`Type1::new`] stops at the first. Nothing is attached, no device opened.
+pub fn problems(sysfs: &Sysfs, devices: &[(Bdf, u32)]) -> Vec<Type1Error> {
+    let open = |path: &str| {
+        let path = sysfs.path(path);
+        OpenOptions::new().read(true).write(true).open(path)
+    };
+    if let Err(error) = open("dev/vfio/vfio") {
+        return vec![Type1Error::OpenContainer(error)];
+    }
+    let mut seen = Vec::new();
+    let mut problems = Vec::new();
+    for &(bdf, group) in devices {
+        if seen.contains(&group) {
+            continue;
+        }
+        seen.push(group);
+        if let Err(source) = open(&format!("dev/vfio/{group}")) {
+            problems.push(Type1Error::OpenGroup { bdf, group, source });
+        }
+    }
+    problems
 }
 
 impl IommuBackend for Type1 {

@@ -44,6 +44,13 @@ pub(super) fn filter(image: &mut [u8], caps: &mut Capabilities) {
     caps.kept.extend(kept.iter().map(|&(_, place)| place));
 }
 
+/// Where capability `id` is in an image of 4096 bytes as the device has it.
+pub(crate) fn find(image: &[u8], id: ExtCapId) -> Option<u16> {
+    let list = walk(image);
+    let found = list.iter().find(|(header, _)| header.id() == id);
+    found.map(|(_, offset)| *offset)
+}
+
 /// The list as it stands: each header and offset once, in order.
 fn walk(image: &[u8]) -> Vec<(ExtHeader, u16)> {
     let mut list = Vec::new();

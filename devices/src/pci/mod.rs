@@ -5,7 +5,7 @@ pub mod bar;
 mod cap_ids;
 pub mod caps;
 pub mod ecam;
-mod ext_caps;
+pub(crate) mod ext_caps;
 pub mod host_bridge;
 pub mod image;
 pub mod msi;

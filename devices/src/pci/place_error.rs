@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::spec::BAR_COUNT;
 use crate::range::Range;
+use crate::remedy::Remedy;
 
 /// The BAR that an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +168,7 @@ pub enum PlaceError {
         window: Range,
     },
     /// There is no room above RAM.
-    #[error("{bar} does not fit below {limit}: all 64-bit BARs together take {} above the guest's RAM; {}", Bytes(*needed), limit.remedy())]
+    #[error("{bar} does not fit below {limit}: all 64-bit BARs together take {} above the guest's RAM: {}", Bytes(*needed), limit.remedy())]
     NoRoom64 {
         /// The first BAR that did not fit.
         bar: Bar,
@@ -177,7 +178,7 @@ pub enum PlaceError {
         limit: Limit,
     },
     /// The size of the 64-bit window that the user chose is less than the BARs.
-    #[error("--mmio64-size {} is too small: the BARs take {}; leave it out, or choose at least twice as much so that the guest can move BARs", Bytes(*size), Bytes(*needed))]
+    #[error("--mmio64-size {} is too small, the BARs take {}: leave it out, or choose at least twice as much so that the guest can move BARs", Bytes(*size), Bytes(*needed))]
     WindowTooSmall {
         /// Bytes chosen.
         size: u64,
@@ -193,7 +194,7 @@ pub enum PlaceError {
         limit: Limit,
     },
     /// A BAR cannot be where the user wants it.
-    #[error("{bar} cannot be at {address:#x}: {obstacle}")]
+    #[error("{bar} cannot be at {address:#x}: {obstacle}: choose another address, or leave it out")]
     Fixed {
         /// The BAR.
         bar: Bar,
@@ -214,6 +215,20 @@ impl PlaceError {
             | Self::Fixed { bar, .. } => Some(*bar),
             Self::WindowTooSmall { .. } | Self::WindowDoesNotFit { .. } => None,
         }
+    }
+
+    /// What mends it; the message ends with it.
+    pub fn remedy(&self) -> Remedy {
+        Remedy::advice(match self {
+            Self::NoPorts { .. } => "assign fewer devices with I/O BARs",
+            Self::NoRoom32 { .. } => "assign fewer devices",
+            Self::NoRoom64 { limit, .. } => limit.remedy(),
+            Self::WindowTooSmall { .. } => {
+                "leave it out, or choose at least twice as much so that the guest can move BARs"
+            }
+            Self::WindowDoesNotFit { .. } => "choose a smaller --mmio64-size, or leave it out",
+            Self::Fixed { .. } => "choose another address, or leave it out",
+        })
     }
 
     /// The same with another limit named, where a limit is named.

@@ -63,15 +63,23 @@ fn inputs() -> Vec<Test> {
     ]
 }
 
+/// A disk on the host's driver, and a group of a device and a network card on the host's driver.
+pub(super) fn pair() -> Config {
+    Config::default()
+        .qemu("-device pcie-root-port,id=rp1,chassis=1,addr=10")
+        .disk("d0", 1)
+        .host_device("nvme,id=disk,serial=lab,drive=d0")
+        .host_device("e1000e,id=nic,bus=rp1,multifunction=on,addr=0.0")
+        .device("edu,id=edu,bus=rp1,addr=0.1")
+}
+
+/// A host whose kernel does not use its IOMMU.
+pub(super) fn without_iommu() -> Config {
+    let machine = Config::default().device("edu,id=edu");
+    machine.append("intel_iommu=off")
+}
+
 fn devices() -> Vec<Test> {
-    let pair = || {
-        Config::default()
-            .qemu("-device pcie-root-port,id=rp1,chassis=1,addr=10")
-            .disk("d0", 1)
-            .host_device("nvme,id=disk,serial=lab,drive=d0")
-            .host_device("e1000e,id=nic,bus=rp1,multifunction=on,addr=0.0")
-            .device("edu,id=edu,bus=rp1,addr=0.1")
-    };
     vec![
         Test::new(
             "errors::bound_to_a_host_driver",
@@ -104,9 +112,7 @@ fn devices() -> Vec<Test> {
         ),
         Test::new(
             "errors::without_iommu",
-            Config::default()
-                .device("edu,id=edu")
-                .append("intel_iommu=off"),
+            without_iommu(),
             "vmm --kernel $LAB_KERNEL --vfio $LAB_BDF_edu; echo DEVICE $LAB_BDF_edu",
             |outcome| {
                 outcome.expect_vmm("3")?;

@@ -67,7 +67,7 @@ pub fn tests() -> Vec<Test> {
 
 /// A machine whose IOMMU cannot reach beyond 512 GiB. It has one GPU: the emulated firmware puts big BARs of different sizes
 /// where the host's CPUs cannot reach them.
-fn narrow(bar: &str) -> Config {
+pub(super) fn narrow(bar: &str) -> Config {
     Config::default().gpus(1, bar).iommu_bits(39).memory("2G")
 }
 

@@ -6,6 +6,7 @@
 
 mod bars;
 mod boot;
+mod check;
 mod config;
 pub mod demo;
 mod errors;
@@ -76,6 +77,7 @@ pub fn all() -> Vec<Test> {
         memory::tests(),
         ram::tests(),
         errors::tests(),
+        check::tests(),
     ]
     .into_iter()
     .flatten()

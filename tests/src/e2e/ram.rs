@@ -3,7 +3,7 @@
 use crate::e2e::{Config, Outcome, Test, Verdict};
 
 /// All tests of the subject share it: a disk, and room for a guest of 4 GiB.
-fn config() -> Config {
+pub(super) fn config() -> Config {
     Config::default()
         .memory("8G")
         .disk("d0", 16)

@@ -6,13 +6,15 @@ use std::sync::Arc;
 
 use arch::layout;
 use devices::assign::ports::CallError;
+use devices::host::Sysfs;
+use devices::remedy::Remedy;
 use kvm_bindings::{
     KVM_DEV_VFIO_FILE, KVM_DEV_VFIO_FILE_ADD, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2,
     kvm_create_device, kvm_device_attr, kvm_device_type_KVM_DEV_TYPE_VFIO,
 };
 use kvm_ioctls::{Cap, DeviceFd, Kvm, VmFd};
 
-use crate::error::{Error, kvm_call};
+use crate::error::{Error, HostError, kvm_call};
 
 /// APIC ids are 0 to 254 at most: 255 means all of them. KVM's IOAPIC has 8 bits for the id of the
 /// vCPU that an interrupt goes to (arch/x86/kvm/ioapic.h, `dest_id`) and ignores those that a guest
@@ -64,7 +66,7 @@ impl Host {
         })
     }
 
-    /// Creates a VM with in-kernel interrupt controllers.
+    /// Creates a VM, without interrupt controllers yet.
     pub fn create_vm(&self) -> Result<Arc<VmFd>, Error> {
         let vm = self.kvm.create_vm().map_err(kvm_call("KVM_CREATE_VM"))?;
         // Intel without unrestricted guest runs real mode through these pages; harmless elsewhere.
@@ -72,45 +74,56 @@ impl Host {
             .map_err(kvm_call("KVM_SET_IDENTITY_MAP_ADDR"))?;
         vm.set_tss_address(layout::KVM_TSS as usize)
             .map_err(kvm_call("KVM_SET_TSS_ADDR"))?;
-        vm.create_irq_chip().map_err(no_irqchip)?;
         Ok(Arc::new(vm))
     }
 }
 
-/// Checks the number of vCPUs against our limit and `most`, KVM's.
-fn check_cpus(cpus: u32, most: u32) -> Result<(), Error> {
-    let text = if cpus > CPUS_MAX {
-        format!(
-            "{cpus} vCPUs are more than {CPUS_MAX}, the most that KVM's IOAPIC can interrupt (its \
-             APIC ids have 8 bits)"
-        )
-    } else if cpus > most {
-        format!("{cpus} vCPUs are more than the {most} that this host's KVM allows")
-    } else {
-        return Ok(());
-    };
-    Err(Error::Host(text))
+/// Adds the interrupt controllers, before there are vCPUs.
+///
+/// Best after the memslots of guest RAM: the controllers take their places on KVM's I/O buses by
+/// call_srcu() (virt/kvm/kvm_main.c, kvm_io_bus_register_dev), and a memslot call waits behind the
+/// grace period which that begins, a tick of the host's clock.
+pub fn add_irqchip(vm: &VmFd) -> Result<(), Error> {
+    vm.create_irq_chip().map_err(no_irqchip)
 }
 
-fn cannot_open(error: kvm_ioctls::Error) -> Error {
-    let remedy = match error.errno() {
-        libc::ENOENT | libc::ENXIO | libc::ENODEV => {
-            "load the module with: modprobe kvm-intel, or modprobe kvm-amd; \
-             virtualization must be on in the firmware, or nested in the outer VM"
-        }
-        libc::EACCES | libc::EPERM => {
-            "run as root, or join the group that owns it: usermod -aG kvm USER"
-        }
-        _ => "is it KVM's device node?",
+/// Checks the number of vCPUs against our limit and `most`, KVM's.
+fn check_cpus(cpus: u32, most: u32) -> Result<(), HostError> {
+    match (cpus > CPUS_MAX, cpus > most) {
+        (true, _) => Err(HostError::IoapicCpus {
+            cpus,
+            most: CPUS_MAX,
+        }),
+        (false, true) => Err(HostError::KvmCpus { cpus, most }),
+        (false, false) => Ok(()),
+    }
+}
+
+/// The error of opening /dev/kvm, with what mends it.
+pub(crate) fn cannot_open(error: kvm_ioctls::Error) -> Error {
+    let (remedy, besides) = match error.errno() {
+        libc::ENOENT | libc::ENXIO | libc::ENODEV => (
+            Remedy::run("modprobe kvm-intel || modprobe kvm-amd"),
+            "virtualization must be on in the firmware, or nested in the outer VM",
+        ),
+        libc::EACCES | libc::EPERM => (
+            Remedy::Run(format!("chown {} /dev/kvm", Sysfs::own_user())),
+            "for good: usermod -aG kvm USER",
+        ),
+        _ => (
+            Remedy::advice("is it KVM's device node?"),
+            "the kernel makes it",
+        ),
     };
     Error::Kvm {
         remedy,
+        besides,
         source: io::Error::from_raw_os_error(error.errno()),
     }
 }
 
 /// KVM built without CONFIG_KVM_IOAPIC knows no in-kernel controllers at all.
-fn no_irqchip(error: kvm_ioctls::Error) -> Error {
+pub(crate) fn no_irqchip(error: kvm_ioctls::Error) -> Error {
     if error.errno() == libc::ENOTTY {
         let lack = "has no in-kernel IOAPIC (the host kernel was built without CONFIG_KVM_IOAPIC); \
                     boot a host kernel with it";
@@ -174,11 +187,11 @@ mod tests {
     #[test]
     fn more_vcpus_than_the_ioapic_or_kvm_can_have_are_a_preflight_error() {
         assert!(check_cpus(255, 4096).is_ok());
-        let of_ioapic = check_cpus(256, 4096).unwrap_err();
+        let of_ioapic = Error::from(check_cpus(256, 4096).unwrap_err());
         assert_eq!(of_ioapic.class(), Class::Preflight);
         assert!(chain(&of_ioapic).contains("more than 255"));
         assert!(chain(&of_ioapic).contains("IOAPIC"));
-        let of_kvm = check_cpus(9, 8).unwrap_err();
+        let of_kvm = Error::from(check_cpus(9, 8).unwrap_err());
         assert!(chain(&of_kvm).contains("the 8 that this host's KVM"));
     }
 }

@@ -18,21 +18,21 @@ use devices::assign::{
 };
 use devices::bus::Bus;
 use devices::host::Sysfs;
-use devices::iommu::choose::{Wanted, choose};
+use devices::iommu::choose::choose;
 use devices::pci::address::Bdf;
 use devices::pci::ecam::{ConfigPorts, Ecam, PciBus};
 use devices::pci::host_bridge::HostBridge;
-use devices::pci::place::{Placement, Windows, place};
-use devices::pci::spec::BAR_COUNT;
+use devices::pci::place::Placement;
 use devices::range::Range;
 use kvm_ioctls::{DeviceFd, VmFd};
 
 use super::slots::guest_addresses;
-use crate::config::{Config, Iommu, P2p, UsageError};
-use crate::error::Error;
+use crate::config::{Config, UsageError};
+use crate::error::{Error, HostError};
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
-use crate::options::{BarAddress, Decode, RomOption, VfioOption};
+use crate::options::RomOption;
+use crate::plan::{self, device_options, from_arch, has_peers, io_window, to_arch};
 use crate::profile::{Profile, ProfiledFunction, ProfiledIommu};
 use crate::run::FaultHandler;
 
@@ -60,21 +60,19 @@ impl Opening {
         }
         let devfns = guest_addresses(&bdfs).ok_or_else(|| {
             let count = bdfs.len();
-            Error::Host(format!(
-                "{count} devices are more than the guest's PCI bus has slots for (31)"
-            ))
+            Error::Host(HostError::Slots { count })
         })?;
         let groups = {
             let _span = profile.span("check devices");
             preflight::check(&Sysfs::default(), &bdfs)?
         };
         let _span = profile.span("attach IOMMU groups");
-        let wanted = match config.iommu {
-            Iommu::Auto => Wanted::Auto,
-            Iommu::Type1 => Wanted::Type1,
-            Iommu::Iommufd => Wanted::Iommufd,
-        };
-        let chosen = choose(wanted, &Sysfs::default(), &groups, has_peers(config))?;
+        let chosen = choose(
+            plan::wanted(config),
+            &Sysfs::default(),
+            &groups,
+            has_peers(config),
+        )?;
         let iommu = Arc::new(ProfiledIommu::new(chosen.backend, profile));
         profile.note(format!("IOMMU backend: {}, {}", iommu.name(), chosen.why));
         let usable = iommu.iova_ranges()?;
@@ -103,8 +101,7 @@ impl Opening {
 
     /// What the IOMMU cannot map: no guest RAM may lie there.
     pub fn holes(&self) -> Vec<AddressRange> {
-        let usable: Vec<_> = self.usable.iter().map(to_arch).collect();
-        layout::complement(&usable)
+        plan::holes(&self.usable)
     }
 
     /// Waits until all devices are open; adds to them what the options ask for.
@@ -150,33 +147,25 @@ impl Placed {
         ram: &[AddressRange],
         guest_phys_bits: u8,
     ) -> Result<Self, Error> {
-        let options = config.vfio.iter().map(device_options);
+        let sysfs = Sysfs::default();
+        let options = config
+            .vfio
+            .iter()
+            .map(|option| device_options(&sysfs, option));
         let options = options.collect::<Result<Vec<_>, _>>()?;
         for (device, options) in opened.devices.iter().zip(&options) {
             options.check(device)?;
         }
-        let reachable = |option: &DeviceOptions| option.peer_to_peer != PeerToPeer::Off;
-        let windows = Windows {
-            mmio32: from_arch(&layout::MMIO32),
-            io: io_window(),
-            ram: ram.iter().map(from_arch).collect(),
-            usable_iova: options.iter().any(reachable).then(|| opened.usable.clone()),
-            address_limit: 1 << guest_phys_bits,
-            reserved: Vec::new(),
-            mmio64_size: config.mmio64_size.map(|size| size.0),
+        let bdfs: Vec<Bdf> = opened.devices.iter().map(|device| device.bdf).collect();
+        let space = plan::AddressSpace {
+            ram,
+            usable: &opened.usable,
+            guest_phys_bits,
         };
-        let placed = place(&place_requests(&opened.devices, &options), &windows);
-        let placement = placed.map_err(|source| {
-            let device = source.bar().and_then(|bar| opened.devices.get(bar.device));
-            Error::Place {
-                device: device.map(|device| device.bdf),
-                source,
-            }
-        })?;
+        let requests = place_requests(&opened.devices, &options);
+        let placement = plan::place_bars(config, &space, &bdfs, &options, &requests)?;
         if !placement.roomy {
-            tracing::warn!(
-                "the 64-bit window has little room: a guest that moves BARs about may not find a place for them"
-            );
+            tracing::warn!("{}: {}", plan::LITTLE_ROOM.0, plan::LITTLE_ROOM.1);
         }
         Ok(Self {
             opened,
@@ -319,34 +308,6 @@ pub fn add_to_buses(
     Ok(())
 }
 
-/// Whether devices are to reach each other's BARs.
-fn has_peers(config: &Config) -> bool {
-    let devices = &config.vfio;
-    let any = |p2p| devices.iter().any(|option| option.p2p == p2p);
-    any(P2p::On) || (devices.len() > 1 && any(P2p::Auto))
-}
-
-fn device_options(option: &VfioOption) -> Result<DeviceOptions, Error> {
-    let mut fixed = [None; BAR_COUNT];
-    for ((bar, wanted), address) in (0..).zip(&option.fixed).zip(&mut fixed) {
-        *address = match wanted {
-            None => None,
-            Some(BarAddress::At(address)) => Some(*address),
-            Some(BarAddress::Host) => Some(host_address(option.bdf, bar)?),
-        };
-    }
-    Ok(DeviceOptions {
-        peer_to_peer: match option.p2p {
-            P2p::Auto => PeerToPeer::Auto,
-            P2p::On => PeerToPeer::On,
-            P2p::Off => PeerToPeer::Off,
-        },
-        strict_decode: option.decode == Decode::Strict,
-        trapped: option.trapped,
-        fixed,
-    })
-}
-
 fn rom_source(option: &RomOption) -> Result<RomSource, Error> {
     Ok(match option {
         RomOption::Off => RomSource::Off,
@@ -369,27 +330,6 @@ fn rom_source(option: &RomOption) -> Result<RomSource, Error> {
             }
         },
     })
-}
-
-fn host_address(bdf: Bdf, bar: u8) -> Result<u64, Error> {
-    Sysfs::default().bar_address(bdf, bar).ok_or_else(|| {
-        Error::Host(format!(
-            "{bdf}: bar{bar}=host: the device has no BAR {bar}, or the host gave it no address"
-        ))
-    })
-}
-
-fn io_window() -> Range {
-    let ports = layout::PCI_IO;
-    Range::from_bounds((*ports.start()).into(), u64::from(*ports.end()) + 1)
-}
-
-fn to_arch(range: &Range) -> AddressRange {
-    AddressRange::new(range.start(), range.end())
-}
-
-fn from_arch(range: &AddressRange) -> Range {
-    Range::from_bounds(range.start, range.end)
 }
 
 #[cfg(test)]

@@ -5,9 +5,10 @@
 
 mod assigned;
 mod ram;
-mod slots;
+pub mod slots;
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,8 +34,8 @@ use crate::events::EventLoop;
 use crate::kvm::memslots::{self, VmMemSlots};
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vcpu::Vcpu;
-use crate::kvm::vm::Host;
-use crate::memory::{Backing, GuestRam};
+use crate::kvm::vm::{self, Host};
+use crate::memory::{Backing, Choice, GuestRam};
 use crate::memory_check;
 use crate::output::Output;
 use crate::pauses::Pauses;
@@ -73,8 +74,17 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let holes = opening.as_ref().map(Opening::holes).unwrap_or_default();
 
     let (phys_bits, guest_phys_bits) = cpuid::address_bits(&host.cpuid);
-    let (backing, why) = Backing::choose(config.memory.huge_pages);
+    let Choice {
+        backing,
+        small_pages,
+        why,
+    } = Backing::choose(Path::new("/"), config.memory.huge_pages);
     profile.note(format!("guest RAM: {why}"));
+    profile.learn(|facts| {
+        facts.ram_bytes = config.memory.size.0;
+        facts.reserved_pages = config.memory.huge_pages.is_some();
+        facts.small_pages = small_pages;
+    });
     let ram_layout = lay_out_ram(config, backing, &holes, 1 << guest_phys_bits)?;
     let ram = {
         let _span = profile.span("map guest RAM");
@@ -95,6 +105,10 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     {
         let _span = profile.span("memslots of guest RAM");
         add_ram(slots.as_ref(), &ram)?;
+    }
+    {
+        let _span = profile.span("create interrupt controllers");
+        vm::add_irqchip(&vm)?;
     }
 
     let pauses = Arc::new(Pauses::default());

@@ -46,6 +46,7 @@ pub struct ProfiledIommu {
 impl ProfiledIommu {
     /// Counts the calls that go to `inner`.
     pub fn new(inner: Arc<dyn IommuBackend>, profile: &Arc<Profile>) -> Self {
+        profile.learn(|facts| facts.iommu = Some(inner.name()));
         Self {
             inner,
             profile: Arc::clone(profile),
@@ -92,6 +93,10 @@ impl IommuBackend for ProfiledIommu {
         self.profile
             .call("map DMA", subject, || self.inner.map(request))?;
         self.mapped.lock().insert(request.iova, subject);
+        if !is_ram {
+            let len = request.memory.len();
+            self.profile.learn(|facts| facts.bar_bytes += len);
+        }
         Ok(())
     }
 

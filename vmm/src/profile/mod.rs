@@ -1,13 +1,24 @@
 //! Where the time of a start goes: phases and moments on CLOCK_MONOTONIC since the process was
 //! started, and every system call on the device path, by class, device and BAR. Always recorded.
 //!
+//! `--boot-profile` asks for it as a table or JSON object on standard error ([`report`]), as a trace for
+//! Perfetto ([`trace`]) or as a page for a browser ([`html`]), the last two in files.
+//!
 //! A record costs two clock readings and a short lock. There are some dozens of phases and some
 //! hundreds of calls in a start; the hot paths of a running guest (its BARs, its interrupts) pass
 //! here only where they cost a system call anyway.
 
+mod advice;
 mod calls;
+mod clock;
+mod html;
+mod lanes;
 mod pci;
+mod ranking;
 mod report;
+mod sink;
+mod timeline;
+mod trace;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,15 +27,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use devices::pci::address::Bdf;
-use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{SysconfVar, sysconf};
 use parking_lot::Mutex;
+use rustix::thread::gettid;
 
-use crate::options::{BootProfile, ProfileForm, ProfileMoment};
-use crate::output;
+use crate::config::UsageError;
+use crate::options::{BootProfile, ProfileMoment};
 
+pub use advice::Facts;
 pub use calls::{ProfiledIommu, ProfiledSlots};
 pub use pci::ProfiledFunction;
+
+/// The thread that builds the machine; the standard library calls it so.
+const MAIN_THREAD: &str = "main";
+/// When the guest begins.
+const FIRST_INSTRUCTION: &str = "first guest instruction";
+/// Calls of which each is kept; a running guest may cause any number.
+const CALLS_KEPT: usize = 4096;
 
 /// Guest marks on I/O port 0x80 that mean something, with what they tell.
 const GUEST_MARKS: [(u8, &str); 3] = [
@@ -57,46 +75,106 @@ impl fmt::Display for Subject {
     }
 }
 
-/// A phase, or without a length a moment.
+impl Subject {
+    /// The assigned device that it belongs to.
+    fn device(self) -> Option<Bdf> {
+        match self {
+            Self::Device(bdf) | Self::Bar(bdf, _) => Some(bdf),
+            Self::Machine | Self::Ram => None,
+        }
+    }
+}
+
+/// A phase or a call, or without a length a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// Which.
-    pub name: &'static str,
-    /// What it is about.
-    pub subject: Subject,
-    /// Thread that went through it.
-    pub thread: String,
+struct Event {
+    name: &'static str,
+    subject: Subject,
+    /// Kernel's number of the thread that went through it.
+    thread: i32,
     /// Since the start of the process.
-    pub at: Duration,
+    at: Duration,
     /// `None` for a moment.
-    pub length: Option<Duration>,
+    length: Option<Duration>,
+}
+
+impl Event {
+    /// Its name, with what it is about.
+    fn title(&self) -> String {
+        match self.subject {
+            Subject::Machine => self.name.to_owned(),
+            other => format!("{}: {other}", self.name),
+        }
+    }
+
+    fn end(&self) -> Duration {
+        self.at + self.length.unwrap_or_default()
+    }
 }
 
 /// All calls of one class about one subject.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Calls.
-    pub count: u64,
+struct Tally {
+    count: u64,
     /// Time in them.
-    pub total: Duration,
-    /// The longest.
-    pub longest: Duration,
+    total: Duration,
+    longest: Duration,
 }
 
-/// All that was recorded.
+/// What was recorded; one lock is enough for it.
+#[derive(Clone, Default)]
+struct Record {
+    /// CLOCK_MONOTONIC at the start of the process, for views from outside.
+    started: Duration,
+    /// Phases and moments.
+    events: Vec<Event>,
+    /// The first [`CALLS_KEPT`] calls.
+    calls: Vec<Event>,
+    /// All calls.
+    tallies: BTreeMap<(&'static str, Subject), Tally>,
+    /// Decisions with their reasons.
+    notes: Vec<String>,
+    /// Names of threads.
+    threads: BTreeMap<i32, String>,
+    facts: Facts,
+}
+
+impl Record {
+    /// By time.
+    fn sort(&mut self) {
+        self.events.sort_by_key(|event| event.at);
+        self.calls.sort_by_key(|call| call.at);
+    }
+
+    fn thread_name(&self, thread: i32) -> &str {
+        self.threads.get(&thread).map_or("?", String::as_str)
+    }
+
+    fn moment(&self, name: &str) -> Option<Duration> {
+        let event = self.events.iter().find(|event| event.name == name)?;
+        Some(event.at)
+    }
+
+    /// The number of the current thread, whose name it learns.
+    fn this_thread(&mut self) -> i32 {
+        let number = gettid().as_raw_pid();
+        self.threads.entry(number).or_insert_with(|| {
+            let thread = std::thread::current();
+            thread.name().unwrap_or("?").to_owned()
+        });
+        number
+    }
+}
+
+/// Records, and reports as asked for.
 pub struct Profile {
     origin: Instant,
     /// From the start of the process to `origin`.
     before: Duration,
-    /// CLOCK_MONOTONIC at the start of the process, for views from outside.
-    started: Duration,
-    events: Mutex<Vec<Event>>,
-    calls: Mutex<BTreeMap<(&'static str, Subject), Tally>>,
-    notes: Mutex<Vec<String>>,
+    record: Mutex<Record>,
     seen_config: AtomicBool,
     seen_master: AtomicBool,
-    wanted: OnceLock<BootProfile>,
-    printed: AtomicBool,
+    reports: OnceLock<Vec<sink::Report>>,
 }
 
 /// A phase that ends when this is dropped.
@@ -110,48 +188,58 @@ pub struct Span<'a> {
 
 impl Drop for Span<'_> {
     fn drop(&mut self) {
-        let length = Some(self.begin.elapsed());
+        let took = self.begin.elapsed();
         self.profile
-            .record(self.name, self.subject, self.begin, length);
+            .record(self.name, self.subject, self.begin, Some(took));
+        tracing::debug!("{}: {} took {took:?}", self.name, self.subject);
     }
 }
 
 impl Profile {
     /// Starts the clock; time counts from the start of the process.
     pub fn start() -> Self {
-        let before = age_of_process().unwrap_or_default();
-        let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
+        let before = clock::age_of_process().unwrap_or_default();
+        let record = Record {
+            started: clock::monotonic().saturating_sub(before),
+            ..Record::default()
+        };
         Self {
             origin: Instant::now(),
             before,
-            started: now.saturating_sub(before),
-            events: Mutex::new(Vec::with_capacity(64)),
-            calls: Mutex::default(),
-            notes: Mutex::default(),
+            record: Mutex::new(record),
             seen_config: AtomicBool::new(false),
             seen_master: AtomicBool::new(false),
-            wanted: OnceLock::new(),
-            printed: AtomicBool::new(false),
+            reports: OnceLock::new(),
         }
     }
 
-    /// Asks for a report on standard error at its moment.
-    pub fn request(&self, wanted: BootProfile) {
+    /// Asks for reports, each at its moment. Creates the files that they will be written to.
+    pub fn request(&self, wanted: &[BootProfile]) -> Result<(), UsageError> {
+        let reports = wanted.iter().map(sink::Report::open);
+        let reports = reports.collect::<Result<_, _>>()?;
         // Asked for once, by the command line.
-        let _ = self.wanted.set(wanted);
+        let _ = self.reports.set(reports);
+        Ok(())
     }
 
-    /// The end: prints the report that was asked for, unless its moment came before.
+    /// The end: makes the reports that were asked for, but those whose moment came before.
     pub fn finish(&self) {
-        if let Some(wanted) = self.wanted.get() {
-            self.print(wanted.form);
+        self.report(|_| true);
+    }
+
+    fn report(&self, is_due: impl Fn(ProfileMoment) -> bool) {
+        for report in self.reports.get().into_iter().flatten() {
+            if is_due(report.moment()) {
+                report.make(|| self.snapshot());
+            }
         }
     }
 
-    fn print(&self, form: ProfileForm) {
-        if !self.printed.swap(true, Ordering::Relaxed) {
-            output::message(&report::report(self, form));
-        }
+    fn snapshot(&self) -> Record {
+        let mut record = self.record.lock().clone();
+        record.facts.kernel = advice::host_kernel();
+        record.sort();
+        record
     }
 
     /// Begins a phase of the whole machine.
@@ -171,17 +259,24 @@ impl Profile {
 
     /// Records a moment.
     pub fn mark(&self, name: &'static str) {
-        self.record(name, Subject::Machine, Instant::now(), None);
+        let at = self.record(name, Subject::Machine, Instant::now(), None);
+        tracing::info!("{name} at {:.3} ms", report::milliseconds(at));
     }
 
     /// Records a decision and its reason.
     pub fn note(&self, text: String) {
-        self.notes.lock().push(text);
+        tracing::info!("{text}");
+        self.record.lock().notes.push(text);
+    }
+
+    /// Records facts from which a report may draw advice.
+    pub fn learn(&self, learn: impl FnOnce(&mut Facts)) {
+        learn(&mut self.record.lock().facts);
     }
 
     #[cfg(test)]
     pub(crate) fn note_count(&self) -> usize {
-        self.notes.lock().len()
+        self.record.lock().notes.len()
     }
 
     /// Makes `call` and counts it.
@@ -189,11 +284,24 @@ impl Profile {
         let begin = Instant::now();
         let result = call();
         let took = begin.elapsed();
-        let mut calls = self.calls.lock();
-        let tally = calls.entry((class, subject)).or_default();
+        let at = self.time_of(begin);
+        let mut record = self.record.lock();
+        let tally = record.tallies.entry((class, subject)).or_default();
         tally.count += 1;
         tally.total += took;
         tally.longest = tally.longest.max(took);
+        if record.calls.len() < CALLS_KEPT {
+            let thread = record.this_thread();
+            record.calls.push(Event {
+                name: class,
+                subject,
+                thread,
+                at,
+                length: Some(took),
+            });
+        }
+        drop(record);
+        tracing::trace!("{class}: {subject} took {took:?}");
         result
     }
 
@@ -203,14 +311,11 @@ impl Profile {
         let Some((_, name)) = GUEST_MARKS.iter().find(|(known, _)| *known == mark) else {
             return;
         };
-        if self.events.lock().iter().any(|event| event.name == *name) {
+        if self.record.lock().moment(name).is_some() {
             return;
         }
         self.mark(name);
-        match self.wanted.get() {
-            Some(wanted) if wanted.moment == ProfileMoment::Mark(mark) => self.print(wanted.form),
-            _ => {}
-        }
+        self.report(|moment| moment == ProfileMoment::Mark(mark));
     }
 
     fn first_config_access(&self) {
@@ -224,41 +329,30 @@ impl Profile {
         !self.seen_master.swap(true, Ordering::Relaxed)
     }
 
+    fn time_of(&self, instant: Instant) -> Duration {
+        self.before + instant.saturating_duration_since(self.origin)
+    }
+
+    /// Returns when it began.
     fn record(
         &self,
         name: &'static str,
         subject: Subject,
         begin: Instant,
         length: Option<Duration>,
-    ) {
-        let at = self.before + begin.saturating_duration_since(self.origin);
-        let thread = std::thread::current().name().unwrap_or("?").to_owned();
-        self.events.lock().push(Event {
+    ) -> Duration {
+        let at = self.time_of(begin);
+        let mut record = self.record.lock();
+        let thread = record.this_thread();
+        record.events.push(Event {
             name,
             subject,
             thread,
             at,
             length,
         });
+        at
     }
-}
-
-/// How long ago the process was started.
-///
-/// Field 22 of /proc/self/stat counts clock ticks (10 ms), proc_pid_stat(5); the CPU time that the
-/// process has used since then narrows it down: until now it had nothing to wait for.
-fn age_of_process() -> Option<Duration> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field, the name, may hold blanks and parentheses.
-    let (_, rest) = stat.rsplit_once(')')?;
-    let ticks: u64 = rest.split_ascii_whitespace().nth(19)?.parse().ok()?;
-    let per_second = u64::try_from(sysconf(SysconfVar::CLK_TCK).ok()??).ok()?;
-    let tick = 1_000_000_000u64.checked_div(per_second)?;
-    let started = Duration::from_nanos(ticks.checked_mul(tick)?);
-    let now = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);
-    let busy = Duration::from(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).ok()?);
-    let longest = now.checked_sub(started)?;
-    Some(busy.clamp(longest.saturating_sub(Duration::from_nanos(tick)), longest))
 }
 
 #[cfg(test)]
@@ -271,7 +365,7 @@ mod tests {
         for mark in [0x12, 0x41, 0x41, 0xff] {
             profile.guest_mark(mark);
         }
-        assert_eq!(profile.events.lock().len(), 1);
+        assert_eq!(profile.record.lock().events.len(), 1);
     }
 
     #[test]
@@ -280,14 +374,31 @@ mod tests {
         for subject in [Subject::Ram, Subject::Ram, Subject::Machine] {
             assert_eq!(profile.call("map", subject, || 7), 7);
         }
-        let calls = profile.calls.lock();
-        assert_eq!(calls[&("map", Subject::Ram)].count, 2);
-        assert_eq!(calls[&("map", Subject::Machine)].count, 1);
+        let record = profile.snapshot();
+        assert_eq!(record.tallies[&("map", Subject::Ram)].count, 2);
+        assert_eq!(record.tallies[&("map", Subject::Machine)].count, 1);
+    }
+
+    #[test]
+    fn every_call_is_counted_but_not_every_one_kept() {
+        let profile = Profile::start();
+        for _ in 0..CALLS_KEPT + 10 {
+            profile.call("map", Subject::Ram, || ());
+        }
+        let record = profile.snapshot();
+        let count = record.tallies[&("map", Subject::Ram)].count;
+        assert_eq!(count, CALLS_KEPT as u64 + 10);
+        assert_eq!(record.calls.len(), CALLS_KEPT);
+        assert_eq!(record.thread_name(record.calls[0].thread), thread_name());
+    }
+
+    fn thread_name() -> String {
+        std::thread::current().name().unwrap().to_owned()
     }
 
     #[test]
     fn the_process_is_older_than_its_clock_and_not_by_much() {
-        let age = age_of_process().unwrap();
+        let age = clock::age_of_process().unwrap();
         assert!(age < Duration::from_secs(3600), "{age:?}");
     }
 }

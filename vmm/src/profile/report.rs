@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Event, Profile, Subject, Tally};
-use crate::options::ProfileForm;
+use super::Record;
+use super::ranking::ranking;
 
 /// The JSON object; a field's meaning changes only together with `version`.
 #[derive(Serialize)]
 struct Report {
     version: u32,
-    /// CLOCK_MONOTONIC where `at_ns` is 0: the start of the process, to 10 ms.
+    /// CLOCK_MONOTONIC where `at_ns` is 0: the start of the process, as nearly as it is known.
     started_ns: u64,
     /// Decisions with their reasons.
     notes: Vec<String>,
@@ -42,39 +42,26 @@ struct CallRow {
     longest_ns: u64,
 }
 
-/// All that `profile` has recorded so far, in the wanted form.
-pub fn report(profile: &Profile, form: ProfileForm) -> String {
-    let mut events = profile.events.lock().clone();
-    events.sort_by_key(|event| event.at);
-    let calls: Vec<_> = profile
-        .calls
-        .lock()
-        .iter()
-        .map(|((class, subject), tally)| (*class, *subject, *tally))
-        .collect();
-    let notes = profile.notes.lock().clone();
-    match form {
-        ProfileForm::Table => table(&notes, &events, &calls),
-        ProfileForm::Json => json(profile.started, notes, &events, &calls),
-    }
-}
-
-fn table(notes: &[String], events: &[Event], calls: &[(&'static str, Subject, Tally)]) -> String {
+/// For people.
+pub fn table(record: &Record) -> String {
     let mut text = String::from("    at ms    took ms\n");
     // Writing to a String does not fail.
-    for event in events {
+    for event in &record.events {
         let at = milliseconds(event.at);
         let took = event.length.map_or(String::new(), |length| {
             format!("{:.3}", milliseconds(length))
         });
-        let subject = match event.subject {
-            Subject::Machine => String::new(),
-            other => format!(": {other}"),
-        };
-        let _ = writeln!(text, "{at:9.3}  {took:>9}  {}{subject}", event.name);
+        let _ = writeln!(text, "{at:9.3}  {took:>9}  {}", event.title());
+    }
+    let ranking = ranking(record);
+    if !ranking.is_empty() {
+        let _ = writeln!(text, "\n       ms  until the first guest instruction");
+    }
+    for share in ranking {
+        let _ = writeln!(text, "{:9.3}  {}", milliseconds(share.time), share.name);
     }
     let _ = writeln!(text, "\n  calls   total ms  longest ms");
-    for (class, subject, tally) in calls {
+    for ((class, subject), tally) in &record.tallies {
         let _ = writeln!(
             text,
             "{:7}  {:9.3}   {:9.3}  {class}: {subject}",
@@ -83,26 +70,23 @@ fn table(notes: &[String], events: &[Event], calls: &[(&'static str, Subject, Ta
             milliseconds(tally.longest)
         );
     }
-    for note in notes {
+    for note in &record.notes {
         let _ = writeln!(text, "{note}");
     }
     text
 }
 
-fn json(
-    started: Duration,
-    notes: Vec<String>,
-    events: &[Event],
-    calls: &[(&'static str, Subject, Tally)],
-) -> String {
-    let events = events.iter().map(|event| EventRow {
+/// For programs: one line.
+pub fn json(record: &Record) -> String {
+    let events = record.events.iter().map(|event| EventRow {
         name: event.name,
         subject: event.subject.to_string(),
-        thread: event.thread.clone(),
+        thread: record.thread_name(event.thread).to_owned(),
         at_ns: nanoseconds(event.at),
         took_ns: event.length.map(nanoseconds),
     });
-    let calls = calls.iter().map(|(class, subject, tally)| CallRow {
+    let tallies = record.tallies.iter();
+    let calls = tallies.map(|((class, subject), tally)| CallRow {
         class,
         subject: subject.to_string(),
         count: tally.count,
@@ -111,8 +95,8 @@ fn json(
     });
     let report = Report {
         version: 1,
-        started_ns: nanoseconds(started),
-        notes,
+        started_ns: nanoseconds(record.started),
+        notes: record.notes.clone(),
         events: events.collect(),
         calls: calls.collect(),
     };
@@ -122,7 +106,8 @@ fn json(
     text
 }
 
-fn milliseconds(duration: Duration) -> f64 {
+/// For people to read.
+pub fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
@@ -133,6 +118,7 @@ fn nanoseconds(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::{Profile, Subject};
 
     #[test]
     fn json_is_in_order_of_time_and_names_subjects() {
@@ -142,7 +128,7 @@ mod tests {
             profile.mark("inner");
         }
         profile.call("map DMA", Subject::Ram, || ());
-        let text = report(&profile, ProfileForm::Json);
+        let text = json(&profile.snapshot());
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["version"], 1);
         assert!(value["started_ns"].as_u64().unwrap() > 0);
@@ -159,7 +145,7 @@ mod tests {
         profile.mark("moment");
         profile.call("map DMA", Subject::Ram, || ());
         profile.note("because".to_owned());
-        let text = report(&profile, ProfileForm::Table);
+        let text = table(&profile.snapshot());
         for wanted in ["moment", "map DMA: RAM", "because"] {
             assert!(text.contains(wanted), "{text}");
         }

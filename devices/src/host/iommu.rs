@@ -1,0 +1,156 @@
+//! What sysfs tells of the IOMMU above a device: the addresses that it can map and whether it
+//! isolates interrupts. The kernel's own word, once the group is attached, counts more.
+
+use std::fs;
+
+use super::Sysfs;
+use crate::pci::address::Bdf;
+use crate::pci::ext_caps;
+use crate::pci::image;
+use crate::pci::spec::{CONFIG_SIZE, ExtCapId};
+use crate::range::Range;
+
+/// The capability register of an Intel IOMMU (VT-d specification, 11.4.2).
+#[derive(Clone, Copy, Debug)]
+struct IntelCap(u64);
+
+impl IntelCap {
+    /// Bits of the addresses that second-stage tables translate: what the hardware can (MGAW) and
+    /// what its deepest table can (SAGAW).
+    fn address_bits(self) -> u32 {
+        let hardware = (self.0 >> 16 & 0x3f) as u32 + 1;
+        let supported = self.0 >> 8 & 0x1f;
+        let deepest = [(3, 57), (2, 48), (1, 39)];
+        let table = deepest.iter().find(|(bit, _)| supported >> bit & 1 != 0);
+        table.map_or(hardware, |(_, bits)| hardware.min(*bits))
+    }
+}
+
+/// The access control services capability (PCIe 6.0, 7.7.11): its control register, and the bit by
+/// which requests to peers are sent up.
+mod acs {
+    pub const CONTROL: u16 = 6;
+    pub const REQUEST_REDIRECT: u16 = 1 << 2;
+}
+
+/// A way in which firmware or kernel keep addresses from being mapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReservedRegion {
+    /// Its IO-virtual addresses.
+    pub range: Range,
+    /// `direct`, `direct-relaxable`, `reserved` or `msi`.
+    pub kind: String,
+}
+
+impl Sysfs {
+    /// Address bits of the IOMMU above `bdf`; `None` where sysfs does not tell (AMD's).
+    pub fn iommu_bits(&self, bdf: Bdf) -> Option<u32> {
+        let cap = self.device_path(bdf).join("iommu/intel-iommu/cap");
+        let text = fs::read_to_string(cap).ok()?;
+        let cap = u64::from_str_radix(text.trim(), 16).ok()?;
+        Some(IntelCap(cap).address_bits())
+    }
+
+    /// Regions that the group's devices may not use.
+    pub fn reserved_regions(&self, group: u32) -> Vec<ReservedRegion> {
+        let path = format!("sys/kernel/iommu_groups/{group}/reserved_regions");
+        let text = fs::read_to_string(self.path(&path)).unwrap_or_default();
+        text.lines().filter_map(parse_region).collect()
+    }
+
+    /// The IO-virtual addresses that all of `devices`, each with its group, can use, as far as
+    /// sysfs knows; `None` where it does not know how far an IOMMU reaches.
+    pub fn usable_iova(&self, devices: &[(Bdf, u32)]) -> Option<Vec<Range>> {
+        let bits: Option<Vec<u32>> = devices
+            .iter()
+            .map(|(bdf, _)| self.iommu_bits(*bdf))
+            .collect();
+        let end = 1u64 << bits?.into_iter().min()?.min(63);
+        let mut usable = vec![Range::from_bounds(0, end)];
+        for (_, group) in devices {
+            for region in self.reserved_regions(*group) {
+                // The kernel lets users map these (drivers/vfio/vfio_iommu_type1.c,
+                // vfio_iommu_resv_exclude).
+                if region.kind != "direct-relaxable" {
+                    usable = usable
+                        .iter()
+                        .flat_map(|r| without(r, &region.range))
+                        .collect();
+                }
+            }
+        }
+        Some(usable)
+    }
+
+    /// Whether the host remaps interrupts: the kernel then calls its interrupt controllers "IR-…".
+    pub fn remaps_interrupts(&self) -> bool {
+        let text = fs::read_to_string(self.path("proc/interrupts")).unwrap_or_default();
+        text.contains(" IR-")
+    }
+
+    /// Whether type1 was told to do without isolated interrupts.
+    pub fn allows_unsafe_interrupts(&self) -> bool {
+        let path = "sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
+        fs::read_to_string(self.path(path)).is_ok_and(|text| text.trim() == "Y")
+    }
+
+    /// Whether the bridge `bdf` sends requests from one of the devices below it to another up to
+    /// the root complex, instead of passing them on itself. `None` where it has no say in that, or
+    /// extended configuration space may not be read.
+    pub fn redirects_peers(&self, bdf: Bdf) -> Option<bool> {
+        let config = self.config_bytes(bdf, CONFIG_SIZE);
+        if config.len() < CONFIG_SIZE {
+            return None;
+        }
+        let at = ext_caps::find(&config, ExtCapId::ACS)?;
+        let control = image::read_u16(&config, at + acs::CONTROL);
+        Some(control & acs::REQUEST_REDIRECT != 0)
+    }
+}
+
+/// `0x00000000fee00000 0x00000000feefffff msi`
+fn parse_region(line: &str) -> Option<ReservedRegion> {
+    let mut words = line.split_ascii_whitespace();
+    let mut address = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
+    let (first, last) = (address()?, address()?);
+    Some(ReservedRegion {
+        range: Range::from_bounds(first, last.saturating_add(1)),
+        kind: words.next()?.to_owned(),
+    })
+}
+
+/// What is left of `range`.
+fn without(range: &Range, hole: &Range) -> impl Iterator<Item = Range> {
+    let below = Range::from_bounds(range.start(), hole.start().min(range.end()));
+    let above = Range::from_bounds(hole.end().max(range.start()), range.end());
+    [below, above].into_iter().filter(|part| !part.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_intel_iommu_reaches_as_far_as_its_tables_and_its_hardware() {
+        // As QEMU emulates them: 39 bits, and 48.
+        assert_eq!(IntelCap(0x00d2_008c_2226_0206).address_bits(), 39);
+        assert_eq!(IntelCap(0x00d2_008c_222f_0606).address_bits(), 48);
+        // Hardware that is narrower than its tables.
+        assert_eq!(IntelCap(0x29 << 16 | 0x400).address_bits(), 42);
+    }
+
+    #[test]
+    fn regions_are_cut_out_of_what_is_usable() {
+        let region = parse_region("0x00000000fee00000 0x00000000feefffff msi").unwrap();
+        assert_eq!(region.kind, "msi");
+        let all = Range::from_bounds(0, 1 << 39);
+        let parts: Vec<Range> = without(&all, &region.range).collect();
+        let expected = [
+            Range::from_bounds(0, 0xfee0_0000),
+            Range::from_bounds(0xfef0_0000, 1 << 39),
+        ];
+        assert_eq!(parts, expected);
+        assert_eq!(without(&expected[0], &region.range).count(), 1);
+        assert!(parse_region("nonsense").is_none());
+    }
+}

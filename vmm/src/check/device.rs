@@ -1,0 +1,208 @@
+//! Facts about each device: bound, group, header, interrupts, reset.
+
+use devices::assign::preflight::{self, PreflightError};
+use devices::assign::{AssignError, DeviceOptions};
+use devices::host::Sysfs;
+use devices::host::function::HostInterrupts;
+use devices::pci::address::Bdf;
+use devices::pci::bar::BarInfo;
+use devices::remedy::Remedy;
+
+use super::report::Report;
+use crate::config::Config;
+use crate::error::{Error, HostError};
+use crate::machine::slots::guest_addresses;
+use crate::options::RomOption;
+use crate::plan;
+
+/// A device that the host has.
+pub struct Device {
+    /// Its address.
+    pub bdf: Bdf,
+    /// Its IOMMU group, where nothing is in the way of assigning it.
+    pub group: Option<u32>,
+    /// What the options say of it.
+    pub options: DeviceOptions,
+    /// Its BARs, with the expansion ROM where one is shown.
+    pub bars: Vec<BarInfo>,
+    /// Interrupt vectors.
+    pub vectors: u64,
+}
+
+/// Looks at all devices; returns those that the host has.
+pub fn all(report: &mut Report, sysfs: &Sysfs, config: &Config) -> Vec<Device> {
+    let bdfs: Vec<Bdf> = config.vfio.iter().map(|option| option.bdf).collect();
+    if guest_addresses(&bdfs).is_none() {
+        let count = bdfs.len();
+        report.fail("devices", None, &HostError::Slots { count }.into());
+    }
+    let mut devices: Vec<Device> = Vec::new();
+    for (number, bdf) in bdfs.iter().enumerate() {
+        if bdfs.iter().take(number).any(|other| other == bdf) {
+            report.fail(
+                "devices",
+                Some(*bdf),
+                &PreflightError::Duplicate(*bdf).into(),
+            );
+        } else {
+            devices.extend(one(report, sysfs, config, number, *bdf));
+        }
+    }
+    devices
+}
+
+fn one(
+    report: &mut Report,
+    sysfs: &Sysfs,
+    config: &Config,
+    number: usize,
+    bdf: Bdf,
+) -> Option<Device> {
+    let (group, problems) = preflight::problems(sysfs, bdf);
+    for problem in &problems {
+        let topic = match problem {
+            PreflightError::GroupMember { .. } => "group",
+            PreflightError::HostDriver { .. } | PreflightError::NoDriver { .. } => "driver",
+            PreflightError::Absent(_) | PreflightError::Duplicate(_) => "devices",
+            _ => "iommu",
+        };
+        report.fail(topic, Some(bdf), &problem.clone().into());
+    }
+    let host = sysfs.device(bdf)?;
+    if problems.is_empty() {
+        let driver = host.driver.unwrap_or_default();
+        report.device_ok("driver", bdf, &format!("bound to {driver}"));
+        group_members(report, sysfs, bdf, group?);
+    }
+    let group = group.filter(|_| problems.is_empty());
+    header(report, sysfs, bdf)?;
+    reset(report, sysfs, bdf);
+    let vectors = interrupts(report, sysfs.interrupts(bdf), bdf);
+    let (options, bars) = bars(report, sysfs, config, number, bdf)?;
+    Some(Device {
+        bdf,
+        group,
+        options,
+        bars,
+        vectors,
+    })
+}
+
+fn group_members(report: &mut Report, sysfs: &Sysfs, bdf: Bdf, group: u32) {
+    let members = sysfs.group_members(group).unwrap_or_default();
+    let others = members.into_iter().filter(|member| *member != bdf);
+    let others: Vec<String> = others
+        .map(|member| {
+            let driver = sysfs.device(member).and_then(|device| device.driver);
+            format!("{member} ({})", driver.as_deref().unwrap_or("no driver"))
+        })
+        .collect();
+    let text = match others.as_slice() {
+        [] => format!("alone in IOMMU group {group}"),
+        others => format!("in IOMMU group {group} with {}", others.join(", ")),
+    };
+    report.device_ok("group", bdf, &text);
+}
+
+/// Only endpoints that answer can be assigned.
+fn header(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) -> Option<()> {
+    let error = match sysfs.header_layout(bdf) {
+        Some(0) => return Some(()),
+        Some(header) => AssignError::NotEndpoint { bdf, header },
+        None => AssignError::Gone { bdf },
+    };
+    report.fail("devices", Some(bdf), &error.into());
+    None
+}
+
+fn reset(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
+    let methods = sysfs.reset_methods(bdf);
+    if methods.is_empty() {
+        let text = "the host cannot reset this function alone: what one guest leaves in it the next one finds";
+        let remedy = "end guests by shutting them down; a power cycle of the host resets it";
+        report.device_warn("reset", bdf, text, Remedy::advice(remedy));
+    } else {
+        report.device_ok(
+            "reset",
+            bdf,
+            &format!("the host can reset it: {}", methods.join(", ")),
+        );
+    }
+}
+
+/// Returns the number of vectors that the device can ask for.
+fn interrupts(report: &mut Report, interrupts: Option<HostInterrupts>, bdf: Bdf) -> u64 {
+    let Some(interrupts) = interrupts else {
+        report.device_ok(
+            "vectors",
+            bdf,
+            "its interrupts are known at boot (only root may read its capabilities)",
+        );
+        return 0;
+    };
+    let (msix, msi) = (interrupts.msix, interrupts.msi);
+    let (text, count) = match (msix, msi, interrupts.intx) {
+        (Some(msix), _, _) => (format!("MSI-X, vectors: {}", msix.vectors), msix.vectors),
+        (None, Some(msi), _) => (
+            format!("MSI, vectors: {}", msi.max_vectors),
+            msi.max_vectors,
+        ),
+        (None, None, true) => ("INTx".to_owned(), 1),
+        (None, None, false) => ("it has no interrupts".to_owned(), 0),
+    };
+    report.device_ok("vectors", bdf, &text);
+    count.into()
+}
+
+/// What the options say of the BARs, and those that there are.
+fn bars(
+    report: &mut Report,
+    sysfs: &Sysfs,
+    config: &Config,
+    number: usize,
+    bdf: Bdf,
+) -> Option<(DeviceOptions, Vec<BarInfo>)> {
+    let option = config.vfio.get(number)?;
+    let unassigned = sysfs.unassigned_bars(bdf);
+    if !unassigned.is_empty() {
+        let names: Vec<String> = unassigned.iter().map(u8::to_string).collect();
+        let text = format!(
+            "the host gave BAR {} no address, and does not enable the device then",
+            names.join(", ")
+        );
+        let remedy =
+            "turn on \"Above 4G Decoding\" in the firmware, or boot the host with `pci=realloc`";
+        report.device_warn("bar", bdf, &text, Remedy::advice(remedy));
+    }
+    let found = sysfs
+        .bars(bdf)
+        .map_err(|source| Error::from(AssignError::Bars { bdf, source }))
+        .and_then(|bars| {
+            let options = plan::device_options(sysfs, option)?;
+            options.check_bars(bdf, bars.iter().map(|bar| bar.index).collect())?;
+            Ok((options, bars))
+        });
+    match found {
+        Ok((options, mut bars)) => {
+            bars.extend(rom(sysfs, bdf, &option.rom));
+            Some((options, bars))
+        }
+        Err(error) => {
+            report.fail("bar", Some(bdf), &error);
+            None
+        }
+    }
+}
+
+/// The expansion ROM as a BAR. Its size is the host's; that of what is read from it is known at
+/// boot, and not bigger.
+fn rom(sysfs: &Sysfs, bdf: Bdf, option: &RomOption) -> Option<BarInfo> {
+    use devices::assign::rom::rom_bar;
+    use devices::host::function::HostResource;
+    let len = match option {
+        RomOption::Off => return None,
+        RomOption::On => sysfs.resources(bdf).get(HostResource::ROM)?.size,
+        RomOption::File(path) => std::fs::metadata(path).ok()?.len(),
+    };
+    (len != 0).then(|| rom_bar(len))
+}

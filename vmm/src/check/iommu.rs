@@ -1,0 +1,209 @@
+//! Facts about the IOMMU: which backend, whether its files may be used, which addresses it maps,
+//! whether devices reach each other.
+
+use devices::assign::PeerToPeer;
+use devices::assign::ports::IommuBackend;
+use devices::host::Sysfs;
+use devices::iommu::choose::{DMABUF_SINCE, Decision, IommuError, decide};
+use devices::iommu::type1::{self, Type1};
+use devices::pci::address::Bdf;
+use devices::range::Range;
+use devices::remedy::Remedy;
+
+use super::device::Device;
+use super::report::Report;
+use crate::config::Config;
+use crate::error::Error;
+use crate::plan;
+
+/// The IOMMU that the devices will have.
+#[derive(Default)]
+pub struct Iommu {
+    /// `type1` or `iommufd`, and why.
+    pub backend: Option<String>,
+    /// The addresses that it maps; `None` where that is known at boot.
+    pub usable: Option<Vec<Range>>,
+}
+
+/// Looks at everything; with `attach` groups are attached to a container for a moment, which opens
+/// and resets no device.
+pub fn all(
+    report: &mut Report,
+    sysfs: &Sysfs,
+    config: &Config,
+    devices: &[Device],
+    attach: bool,
+) -> Iommu {
+    let mut iommu = Iommu::default();
+    if devices.is_empty() {
+        return iommu;
+    }
+    interrupts(report, sysfs);
+    // The others have failed; what is said of these must not wait for that.
+    let fit = devices
+        .iter()
+        .filter_map(|device| Some((device.bdf, device.group?)));
+    let fit: Vec<(Bdf, u32)> = fit.collect();
+    if fit.is_empty() {
+        return iommu;
+    }
+    let attach = attach && fit.len() == config.vfio.len();
+    let bdfs: Vec<Bdf> = fit.iter().map(|(bdf, _)| *bdf).collect();
+    iommu.usable = sysfs.usable_iova(&fit);
+    for (bdf, group) in &fit {
+        firmware_memory(report, sysfs, *bdf, *group);
+    }
+    match decide(plan::wanted(config), sysfs, &bdfs, plan::has_peers(config)) {
+        Err(error) => report.fail("backend", None, &IommuError::from(error).into()),
+        Ok(Decision::Iommufd { why, .. }) => {
+            let backend = format!("iommufd, {why}");
+            report.ok("backend", format!("{backend}: its files may be used"));
+            iommu.backend = Some(backend);
+        }
+        Ok(Decision::Type1 { why, .. }) => {
+            let backend = format!("type1, {why}");
+            if let Some(usable) = container(report, sysfs, &fit, &backend, attach) {
+                iommu.usable = Some(usable);
+            }
+            iommu.backend = Some(backend);
+        }
+    }
+    iommu
+}
+
+/// Without isolated interrupts a device could raise any interrupt of the host: the kernel refuses.
+fn interrupts(report: &mut Report, sysfs: &Sysfs) {
+    const TOPIC: &str = "iommu";
+    if !sysfs.has_iommu() {
+        // Each device says so.
+        return;
+    }
+    if sysfs.remaps_interrupts() {
+        report.ok(TOPIC, "the IOMMU is on, and remaps interrupts");
+    } else if sysfs.allows_unsafe_interrupts() {
+        let text = "the IOMMU is on and does not remap interrupts: a guest can raise any interrupt of the host (allow_unsafe_interrupts)";
+        let remedy = "turn on interrupt remapping (VT-d or AMD-Vi, x2APIC) in the firmware";
+        report.warn(TOPIC, text, Remedy::advice(remedy));
+    } else {
+        let text = "the IOMMU is on and does not seem to remap interrupts: the kernel may refuse to attach devices";
+        let remedy = "turn on interrupt remapping (VT-d or AMD-Vi, x2APIC) in the firmware";
+        report.warn(TOPIC, text, Remedy::advice(remedy));
+    }
+}
+
+/// Memory that firmware shares with a device by itself (Intel's RMRR): kernels refuse to attach
+/// such devices (drivers/iommu/iommu.c, `require_direct`).
+fn firmware_memory(report: &mut Report, sysfs: &Sysfs, bdf: Bdf, group: u32) {
+    let regions = sysfs.reserved_regions(group);
+    if let Some(region) = regions.iter().find(|region| region.kind == "direct") {
+        let text = format!(
+            "the firmware shares memory with it at {} (RMRR): the kernel may refuse to attach it",
+            region.range
+        );
+        let remedy = "turn off in the firmware what needs it (shared memory of the management processor, legacy USB), or move the card";
+        report.device_warn("iommu", bdf, &text, Remedy::advice(remedy));
+    }
+}
+
+/// Whether type1 takes the groups, and what it then says of its addresses.
+fn container(
+    report: &mut Report,
+    sysfs: &Sysfs,
+    groups: &[(Bdf, u32)],
+    backend: &str,
+    attach: bool,
+) -> Option<Vec<Range>> {
+    let problems = type1::problems(sysfs, groups);
+    if !problems.is_empty() {
+        for problem in problems {
+            let device = problem.device();
+            report.fail("access", device, &IommuError::from(problem).into());
+        }
+        return None;
+    }
+    if !attach {
+        report.ok("backend", format!("{backend}: its files may be used"));
+        return None;
+    }
+    let asked = Type1::new(groups)
+        .map_err(|error| Error::from(IommuError::from(error)))
+        .and_then(|attached| Ok(attached.iova_ranges()?));
+    match asked {
+        Ok(usable) => {
+            report.ok("backend", format!("{backend}: all devices can be attached"));
+            Some(usable)
+        }
+        Err(error) => {
+            report.fail("backend", None, &error);
+            None
+        }
+    }
+}
+
+/// Whether devices will reach each other's BARs by DMA, and on which way.
+pub fn peers(
+    report: &mut Report,
+    sysfs: &Sysfs,
+    config: &Config,
+    devices: &[Device],
+    iommu: &Iommu,
+) {
+    const TOPIC: &str = "p2p";
+    if !plan::has_peers(config) || devices.len() < 2 {
+        return;
+    }
+    let iommufd = iommu
+        .backend
+        .as_deref()
+        .is_some_and(|name| name.starts_with("iommufd"));
+    if iommufd && sysfs.is_older_than(DMABUF_SINCE) {
+        let text = "iommufd maps no BARs before Linux 6.19: devices will not reach each other";
+        report.warn(
+            TOPIC,
+            text,
+            Remedy::advice("--iommu type1, or a newer kernel"),
+        );
+        return;
+    }
+    let how = match iommufd {
+        true => "by dma-buf (whether each device exports one is known at boot)",
+        false => "by type1",
+    };
+    let reachable = devices
+        .iter()
+        .filter(|device| device.options.peer_to_peer != PeerToPeer::Off);
+    let reachable: Vec<Bdf> = reachable.map(|device| device.bdf).collect();
+    report.ok(
+        TOPIC,
+        format!(
+            "BARs of {} devices are mapped for the others {how}",
+            reachable.len()
+        ),
+    );
+    for (number, first) in reachable.iter().enumerate() {
+        for second in reachable.iter().skip(number + 1) {
+            path(report, sysfs, *first, *second);
+        }
+    }
+}
+
+/// The way between two devices below one switch: through it, or up to the root complex and back.
+fn path(report: &mut Report, sysfs: &Sysfs, first: Bdf, second: Bdf) {
+    let (above_first, above_second) = (sysfs.upstream(first), sysfs.upstream(second));
+    let shared = above_first
+        .iter()
+        .find(|bridge| above_second.contains(bridge));
+    let Some(shared) = shared else {
+        return;
+    };
+    let below = above_first.iter().take_while(|bridge| *bridge != shared);
+    let redirecting = below
+        .copied()
+        .find(|bridge| sysfs.redirects_peers(*bridge) == Some(true));
+    if let Some(port) = redirecting {
+        let text = format!(
+            "it shares the switch below {shared} with {second}, and {port} sends what they say to each other up to the root complex (ACS): correct, and slower than through the switch"
+        );
+        report.device_ok("p2p", first, &text);
+    }
+}
