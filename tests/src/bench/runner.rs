@@ -19,6 +19,9 @@ use crate::setup::{self, Bootable, tools};
 /// What must not differ between runs; what else is measured happens before.
 const REPEATED: [Metric; 2] = [Metric::InUseMs, Metric::ExitMs];
 
+/// So often a run that hung each time that the lab tried it is tried anew: hours of measuring are not lost to it.
+const HANGS: u32 = 3;
+
 /// Measures a cell: so many runs, and one more where they differ too much. `note` is told of each run.
 pub fn measure(
     cell: &Cell,
@@ -93,7 +96,17 @@ fn run(
         interactive: false,
     };
     let mut log = Log(PathBuf::new());
-    let status = boot.run(&mut log)?;
+    let mut hangs = 0;
+    let status = loop {
+        match boot.run(&mut log) {
+            // The lab itself has tried several times by then.
+            Err(error @ Error::Hung { .. }) if hangs < HANGS => {
+                hangs += 1;
+                eprintln!("lab: {error}; and again ({hangs} of {HANGS})");
+            }
+            result => break result?,
+        }
+    };
     if status != 0 {
         return Err(Error::Measurement {
             cell: cell.to_string(),
