@@ -18,7 +18,7 @@ const VERSION: u32 = 1;
 /// What a cell was measured with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Versions {
-    /// The repository's commit, with `+` when files differ from it.
+    /// The last commit that changed mini-vmm's sources, with `+` when they differ from it.
     pub commit: String,
     /// `uname -r` of the host.
     pub host_kernel: String,

@@ -19,6 +19,8 @@ use crate::setup::{self, Bootable, tools};
 /// What must not differ between runs; what else is measured happens before.
 const REPEATED: [Metric; 2] = [Metric::InUseMs, Metric::ExitMs];
 
+/// What mini-vmm is built of.
+const PRODUCT: [&str; 5] = ["Cargo.toml", "Cargo.lock", "arch", "devices", "vmm"];
 /// So often a run that hung each time that the lab tried it is tried anew: hours of measuring are not lost to it.
 const HANGS: u32 = 3;
 
@@ -168,17 +170,19 @@ fn first_line(path: &Path) -> Result<String, Error> {
     Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
-/// The commit that is checked out, with `+` where files of the repository differ from it.
+/// The last commit that changed what mini-vmm is built of, with `+` where files of that differ from it.
 fn commit() -> Result<String, Error> {
     let git = |arguments: &[&str]| {
         command::output(
             Command::new("git")
                 .current_dir(paths::repository())
-                .args(arguments),
+                .args(arguments)
+                .arg("--")
+                .args(PRODUCT),
         )
     };
-    let commit = git(&["rev-parse", "--short=10", "HEAD"])?;
-    let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    let commit = git(&["log", "-1", "--format=%h", "--abbrev=10"])?;
+    let changed = git(&["status", "--porcelain"])?;
     let mark = if changed.trim().is_empty() { "" } else { "+" };
     Ok(format!("{}{mark}", commit.trim()))
 }
