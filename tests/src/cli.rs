@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::bench::cell::{Iommu, Scenario, Vmm};
+
 /// Boots a nested KVM + VFIO + IOMMU machine and runs things in it.
 ///
 /// The machine ("L1") is emulated by QEMU, so it works where there is no /dev/kvm, no IOMMU and no spare PCI device.
@@ -42,6 +44,11 @@ pub enum Command {
         #[arg(long)]
         verbose: bool,
     },
+    /// Measure how fast mini-vmm starts a guest with GPUs, and QEMU beside it; times repeat.
+    ///
+    /// A run takes a minute or more, in which one virtual nanosecond is one instruction. Results are kept in
+    /// target/lab/bench.json; docs/performance.md tells what they mean.
+    Bench(BenchArgs),
     /// Run formatting, clippy, unit and end-to-end tests.
     Test(TestArgs),
     /// Run a command to which the kernel refuses an ioctl (ENOTTY); for tests.
@@ -119,6 +126,46 @@ pub struct MachineArgs {
     pub verbose: bool,
 }
 
+/// Arguments of `cargo lab bench`. Every combination of scenario, RAM and VMM is measured.
+#[derive(Args, Clone, Debug)]
+pub struct BenchArgs {
+    /// Devices and guest, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "A")]
+    pub scenario: Vec<Scenario>,
+    /// VMMs, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "mini-vmm,qemu")]
+    pub vmm: Vec<Vmm>,
+    /// The host's kernel: 7.3, 6.12, 6.1 or iommufd.
+    #[arg(long, value_name = "NAME", default_value = crate::setup::DEFAULT_KERNEL)]
+    pub host_kernel: String,
+    /// The interface for IOMMU mappings; iommufd needs --host-kernel iommufd.
+    #[arg(long, default_value = "type1")]
+    pub iommu: Iommu,
+    /// The guest's memory; several separated by commas.
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_delimiter = ',',
+        default_value = "512M"
+    )]
+    pub ram: Vec<String>,
+    /// Runs of each; one more is made where they differ by over 2 %.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=20))]
+    pub runs: u32,
+    /// Real seconds that a run may take [default: by scenario, long enough for a busy machine].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub timeout: Option<u64>,
+    /// Measure nothing: show, compare and write what was measured before.
+    #[arg(long)]
+    pub saved: bool,
+    /// Compare with resources/bench-bars.toml, as far as the scenarios go; exits with 1 when a bar is missed.
+    #[arg(long)]
+    pub check: bool,
+    /// Put the tables of all results into docs/performance.md.
+    #[arg(long)]
+    pub write_docs: bool,
+}
+
 /// Arguments of `cargo lab test`.
 #[derive(Args)]
 pub struct TestArgs {
@@ -168,6 +215,19 @@ impl MachineArgs {
     /// The limit for one boot of L1 with its command.
     pub fn limit(&self) -> Duration {
         Duration::from_secs(self.timeout)
+    }
+}
+
+#[cfg(test)]
+impl Default for BenchArgs {
+    /// What `cargo lab bench` has when no option is given.
+    fn default() -> Self {
+        match Cli::try_parse_from(["lab", "bench"]) {
+            Ok(Cli {
+                command: Command::Bench(arguments),
+            }) => arguments,
+            _ => unreachable!("the defaults are good"),
+        }
     }
 }
 

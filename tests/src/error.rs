@@ -131,6 +131,24 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A run of `cargo lab bench` came to nothing.
+    #[error("{cell}: {problem}; see {}", log.display())]
+    Measurement {
+        /// What was measured.
+        cell: String,
+        /// What went wrong.
+        problem: String,
+        /// The directory with the logs.
+        log: PathBuf,
+    },
+    /// A file does not have what it should.
+    #[error("{}: {problem}", path.display())]
+    Content {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// `cargo lab demo` or `cargo lab test` found something wrong; the details have been printed.
     #[error("{0}")]
     Failed(String),

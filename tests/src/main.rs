@@ -4,6 +4,7 @@
 //! `cargo lab demo` shows mini-vmm at work there, and `cargo lab test` is the project's test command. See docs/lab.md.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod checks;
 mod cli;
 mod command;
@@ -20,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use cli::{Cli, RunArgs, TestArgs};
+use cli::{BenchArgs, Cli, RunArgs, TestArgs};
 use e2e::{Setting, Tally};
 use error::Error;
 use machine::{Boot, Source, job, terminal};
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         cli::Command::Setup { kernels, qemu11 } => setup_command(&kernels, qemu11),
         cli::Command::Run(arguments) => run_command(&arguments),
         cli::Command::Demo { verbose } => demo_command(verbose),
+        cli::Command::Bench(arguments) => bench_command(&arguments),
         cli::Command::Test(arguments) => test_command(&arguments),
         cli::Command::WithoutIoctl { request, command } => Err(refuse::run(request, &command)),
     };
@@ -103,6 +105,11 @@ fn demo_command(verbose: bool) -> Result<u8, Error> {
             )))
         }
     }
+}
+
+fn bench_command(arguments: &BenchArgs) -> Result<u8, Error> {
+    let good = bench::run(arguments)?;
+    Ok(u8::from(!good))
 }
 
 fn test_command(arguments: &TestArgs) -> Result<u8, Error> {

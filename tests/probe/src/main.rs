@@ -14,6 +14,8 @@ mod moves;
 mod pci;
 mod port;
 mod power;
+mod quiet;
+mod stamp;
 mod vfio;
 mod wait;
 
@@ -42,6 +44,8 @@ usage: probe COMMAND …
   modprobe NAME…                       load modules by name, with what they need
   insmod FILE…                         load modules in the order given
   wait PATH [SECONDS]                  wait until PATH exists (30 s)
+  quiet CMD [ARG…]                     become CMD half a second after a full one of CLOCK_MONOTONIC, in 1 s or more
+  stamp FILE                           write the lines of standard input to FILE, each with CLOCK_MONOTONIC in ns
   off STATUS                           print `GUEST EXIT STATUS` and power off";
 
 fn main() -> ExitCode {
@@ -75,6 +79,8 @@ fn run(args: &mut Args) -> Result<(), Error> {
         "modprobe" => coldplug::modprobe(args),
         "insmod" => coldplug::insmod(args),
         "wait" => wait::run(args),
+        "quiet" => quiet::run(args),
+        "stamp" => stamp::run(args),
         "off" => power::off(args),
         other => Err(Error::Usage(format!("unknown command `{other}`"))),
     }

@@ -84,6 +84,7 @@ mod tests {
     fn every_kernel_has_its_variable() {
         let kernel = |name| Bootable {
             name,
+            release: String::new(),
             image: format!("/k/{name}").into(),
             elf: format!("/e/{name}").into(),
             host_initrd: "/h".into(),

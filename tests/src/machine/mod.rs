@@ -6,7 +6,7 @@ mod hang;
 pub mod job;
 mod monitor;
 mod qemu;
-mod size;
+pub mod size;
 pub mod terminal;
 
 use std::collections::HashMap;

@@ -271,6 +271,7 @@ mod tests {
     fn bootable() -> Bootable {
         Bootable {
             name: "7.3",
+            release: "7.3.4".to_owned(),
             image: "/k".into(),
             elf: "/e".into(),
             host_initrd: "/i".into(),

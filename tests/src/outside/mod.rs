@@ -34,7 +34,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::machine::{Boot, Sink, Source, job};
 
-pub use trace::read;
+pub use format::Format;
+pub use trace::{first_run, read, records};
 
 /// Where [`run`] expects the trace, below the run's directory.
 pub const DIRECTORY: &str = "ioctls";

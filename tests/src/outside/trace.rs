@@ -4,12 +4,14 @@ use std::fs;
 use std::path::Path;
 
 use super::format::{Format, Formats, Page};
+use super::names::KVM_RUN;
 use super::summary::{self, Traced};
 use super::{IoctlCounts, ring};
 use crate::error::Error;
 
 /// The kernel's two buffers: of the command's processes, and of the IOMMU.
-const BUFFERS: [&str; 2] = ["ioctls", "iommu"];
+const BUFFERS: [&str; 2] = [CALLS, "iommu"];
+const CALLS: &str = "ioctls";
 /// Lines of a CPU's statistics that count records which the trace does not have.
 const LOSSES: [&str; 3] = ["overrun", "commit overrun", "dropped events"];
 
@@ -17,14 +19,27 @@ const LOSSES: [&str; 3] = ["overrun", "commit overrun", "dropped events"];
 pub fn read(directory: &Path) -> Result<IoctlCounts, Error> {
     let mut traced = Vec::new();
     for name in BUFFERS {
-        read_buffer(&directory.join(name), &mut traced)?;
+        traced.extend(records(&directory.join(name), decode)?);
     }
     // Each CPU's are in order; of records of the same time those of one CPU stay so.
     traced.sort_by_key(|(time, _)| *time);
     Ok(summary::count(&traced))
 }
 
-fn read_buffer(directory: &Path, traced: &mut Vec<(u64, Traced)>) -> Result<(), Error> {
+/// When a vCPU was run for the first time.
+pub fn first_run(directory: &Path) -> Result<Option<u64>, Error> {
+    let traced = records(&directory.join(CALLS), decode)?;
+    let is_run = |what: &Traced| matches!(what, Traced::Call { cmd: KVM_RUN, .. });
+    let runs = traced.iter().filter(|(_, what)| is_run(what));
+    Ok(runs.map(|(time, _)| *time).min())
+}
+
+/// The records of all CPUs of one buffer with their times, each CPU's in order; `decode` finds out what one says.
+pub fn records<T>(
+    directory: &Path,
+    decode: fn(&Format, &[u8]) -> Option<T>,
+) -> Result<Vec<(u64, T)>, Error> {
+    let mut traced = Vec::new();
     let problem = |problem: String| Error::Trace {
         directory: directory.to_path_buf(),
         problem,
@@ -39,15 +54,15 @@ fn read_buffer(directory: &Path, traced: &mut Vec<(u64, Traced)>) -> Result<(), 
         if !statistics.exists() {
             return match cpu.as_str() {
                 "cpu0" => Err(problem("it is empty".to_owned())),
-                _ => Ok(()),
+                _ => Ok(traced),
             };
         }
         let path = directory.join(&cpu);
         let bytes = fs::read(&path).map_err(Error::file("read", &path))?;
-        let found = one_cpu(&bytes, &text(&statistics)?, page, &formats);
+        let found = one_cpu(&bytes, &text(&statistics)?, page, &formats, decode);
         traced.extend(found.map_err(|reason| problem(format!("{cpu}: {reason}")))?);
     }
-    Ok(())
+    Ok(traced)
 }
 
 fn text(path: &Path) -> Result<String, Error> {
@@ -55,12 +70,13 @@ fn text(path: &Path) -> Result<String, Error> {
 }
 
 /// The records of one CPU; the error says what is wrong with them.
-fn one_cpu(
+fn one_cpu<T>(
     buffer: &[u8],
     statistics: &str,
     page: Page,
     formats: &Formats,
-) -> Result<Vec<(u64, Traced)>, String> {
+    decode: fn(&Format, &[u8]) -> Option<T>,
+) -> Result<Vec<(u64, T)>, String> {
     let number = |key: &str| -> Option<u64> {
         let mut lines = statistics.lines();
         let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
@@ -150,6 +166,8 @@ mod tests {
     #[test]
     fn a_captured_trace_is_counted() {
         let counts = read(&captured()).unwrap();
+        let first = first_run(&captured()).unwrap().unwrap();
+        assert!(counts.exec_ns < first && Some(first) < counts.power_off_ns);
         assert_eq!(counts.before["KVM_RUN"].calls, 2);
         assert_eq!(counts.before["KVM_SET_USER_MEMORY_REGION"].calls, 5);
         assert_eq!(counts.before["VFIO_DEVICE_SET_IRQS"].calls, 4);

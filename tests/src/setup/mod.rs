@@ -26,6 +26,8 @@ pub const DEFAULT_KERNEL: &str = "7.3";
 pub struct Bootable {
     /// The name in the table of kernels.
     pub name: &'static str,
+    /// What `uname -r` says.
+    pub release: String,
     /// The boot image.
     pub image: PathBuf,
     /// The ELF kernel in it.
@@ -59,6 +61,7 @@ pub fn ensure(names: &[&str]) -> Result<Vec<Bootable>, Error> {
         let images = images::ensure(&cache, &kernel, &probe)?;
         bootable.push(Bootable {
             name: kernel.name,
+            release: kernel.release,
             image: kernel.image,
             elf: kernel.elf,
             host_initrd: images.host,

@@ -1,9 +1,14 @@
-//! When the process was started.
+//! The clock, and when the process was started.
 
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
+
+/// CLOCK_MONOTONIC, which other programs and the kernel's trace have as well.
+pub fn monotonic() -> Duration {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
+}
 
 /// How long ago the process was started; `None` where /proc is not there.
 ///

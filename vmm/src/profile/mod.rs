@@ -124,6 +124,8 @@ struct Tally {
 /// What was recorded; one lock is enough for it.
 #[derive(Clone, Default)]
 struct Record {
+    /// CLOCK_MONOTONIC at the start of the process, for views from outside.
+    started: Duration,
     /// Phases and moments.
     events: Vec<Event>,
     /// The first [`CALLS_KEPT`] calls.
@@ -196,10 +198,15 @@ impl Drop for Span<'_> {
 impl Profile {
     /// Starts the clock; time counts from the start of the process.
     pub fn start() -> Self {
+        let before = clock::age_of_process().unwrap_or_default();
+        let record = Record {
+            started: clock::monotonic().saturating_sub(before),
+            ..Record::default()
+        };
         Self {
             origin: Instant::now(),
-            before: clock::age_of_process().unwrap_or_default(),
-            record: Mutex::default(),
+            before,
+            record: Mutex::new(record),
             seen_config: AtomicBool::new(false),
             seen_master: AtomicBool::new(false),
             reports: OnceLock::new(),

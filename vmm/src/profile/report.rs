@@ -12,6 +12,8 @@ use super::ranking::ranking;
 #[derive(Serialize)]
 struct Report {
     version: u32,
+    /// CLOCK_MONOTONIC where `at_ns` is 0: the start of the process, as nearly as it is known.
+    started_ns: u64,
     /// Decisions with their reasons.
     notes: Vec<String>,
     /// Phases and moments by time.
@@ -93,6 +95,7 @@ pub fn json(record: &Record) -> String {
     });
     let report = Report {
         version: 1,
+        started_ns: nanoseconds(record.started),
         notes: record.notes.clone(),
         events: events.collect(),
         calls: calls.collect(),
@@ -128,6 +131,7 @@ mod tests {
         let text = json(&profile.snapshot());
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["version"], 1);
+        assert!(value["started_ns"].as_u64().unwrap() > 0);
         assert_eq!(value["events"][0]["name"], "outer");
         assert_eq!(value["events"][1]["name"], "inner");
         assert!(value["events"][1].get("took_ns").is_none());

@@ -1,0 +1,113 @@
+//! The tables in docs/performance.md, between markers.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::cell::Scenario;
+use super::results::{Measured, Results};
+use super::table;
+use crate::error::Error;
+use crate::paths;
+use crate::setup;
+
+const BEGIN: &str = "<!-- begin: cargo lab bench --saved --write-docs -->\n";
+const END: &str = "<!-- end -->\n";
+
+/// Puts the tables of all results into the file.
+pub fn write(results: &Results) -> Result<PathBuf, Error> {
+    let path = paths::repository().join("docs/performance.md");
+    let text = fs::read_to_string(&path).map_err(Error::file("read", &path))?;
+    let text = replace(&text, &tables(results)).ok_or_else(|| Error::Content {
+        path: path.clone(),
+        problem: format!("it has no lines `{}` and `{}`", BEGIN.trim(), END.trim()),
+    })?;
+    fs::write(&path, text).map_err(Error::file("write", &path))?;
+    Ok(path)
+}
+
+/// The text with something else between the markers.
+fn replace(text: &str, new: &str) -> Option<String> {
+    let (before, rest) = text.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{BEGIN}\n{new}\n{END}{after}"))
+}
+
+fn tables(results: &Results) -> String {
+    let measured: Vec<&Measured> = results.cells().iter().collect();
+    let mut text = table::cells(&measured).markdown();
+    let ratios = table::ratios(results, &measured);
+    if !ratios.is_empty() {
+        text.push_str("\nmini-vmm's times as shares of another's:\n\n");
+        text.push_str(&ratios.markdown());
+    }
+    for row in measured.iter().filter(|row| is_typical(row)) {
+        text.push_str(&format!("\nIoctls, {}:\n\n", row.cell));
+        text.push_str(&table::ioctls(row).markdown());
+    }
+    text.push_str("\nMeasured with:\n\n");
+    for line in versions(&measured) {
+        text.push_str(&format!("* {line}\n"));
+    }
+    text
+}
+
+/// The cells whose ioctls are shown.
+fn is_typical(row: &Measured) -> bool {
+    let cell = &row.cell;
+    cell.scenario == Scenario::A && cell.ram_mib == 512 && cell.host_kernel == setup::DEFAULT_KERNEL
+}
+
+/// Each combination of versions once, with the scenarios and hosts that it was used in.
+fn versions(measured: &[&Measured]) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for row in measured {
+        let versions = &row.versions;
+        let commit = match row.cell.vmm {
+            super::cell::Vmm::MiniVmm => format!(" at {}", versions.commit),
+            super::cell::Vmm::Qemu => String::new(),
+        };
+        let line = format!(
+            "{}{commit}: host {}, guest {}",
+            versions.vmm, versions.host_kernel, versions.guest_kernel
+        );
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines.sort();
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cell::Vmm;
+    use super::super::results::tests::measured;
+    use super::*;
+
+    #[test]
+    fn only_what_is_between_the_markers_changes() {
+        let text = format!("before\n{BEGIN}old\n{END}after\n");
+        let new = replace(&text, "new").unwrap();
+        assert_eq!(new, format!("before\n{BEGIN}\nnew\n{END}after\n"));
+        assert_eq!(replace(&new, "new").unwrap(), new);
+        assert_eq!(replace("nothing", "new"), None);
+    }
+
+    #[test]
+    fn the_document_has_its_markers() {
+        let path = paths::repository().join("docs/performance.md");
+        let text = fs::read_to_string(path).unwrap();
+        assert!(replace(&text, "").is_some());
+    }
+
+    #[test]
+    fn tables_name_versions_once() {
+        let mut results = Results::default();
+        results.put(measured(Scenario::A, Vmm::MiniVmm, 512, 1000));
+        results.put(measured(Scenario::B, Vmm::MiniVmm, 512, 1000));
+        let text = tables(&results);
+        assert_eq!(text.matches("mini-vmm 1 at abc1234").count(), 1, "{text}");
+        assert_eq!(text.matches("Ioctls, A").count(), 1);
+        assert!(!text.contains("shares of another's"));
+    }
+}
