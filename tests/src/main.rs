@@ -128,8 +128,6 @@ fn test_command(arguments: &TestArgs) -> Result<u8, Error> {
         tally.add(checks::run(arguments.filter.as_deref())?);
     }
     if !arguments.unit && !tests.is_empty() {
-        let filter = arguments.filter.as_deref();
-        tally.add(e2e::without_unset_kernels(&mut tests, filter)?);
         checks::build()?;
         let tests = setting.apply(tests, &mut tally);
         for _ in 0..arguments.repeat {

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 pub use config::Config;
 pub use outcome::Outcome;
-pub use runner::{Tally, run, single, without_unset_kernels};
+pub use runner::{Tally, run, single};
 pub use setting::Setting;
 
 /// What a check returns: nothing, or what is wrong in one sentence.
@@ -46,8 +46,7 @@ pub struct Test {
     pub script: String,
     /// How long that may take.
     pub limit: Duration,
-    /// A kernel that its guest needs besides the default one. Where that is not set up, the test runs only when it is asked
-    /// for by its full name.
+    /// A kernel that its guest needs besides the default one.
     pub guest_kernel: Option<&'static str>,
     /// A kernel of the lab's host that it cannot run on, and why.
     pub not_on: Option<(&'static str, &'static str)>,

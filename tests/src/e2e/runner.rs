@@ -65,30 +65,6 @@ pub fn run(tests: Vec<Test>, setting: &Setting, verbose: bool) -> Result<Tally, 
     Ok(tally)
 }
 
-/// Takes out the tests whose guest needs a kernel that is not set up, unless `filter` names one in full: to build it takes
-/// longer than all tests together.
-pub fn without_unset_kernels(tests: &mut Vec<Test>, filter: Option<&str>) -> Result<Tally, Error> {
-    let present = setup::present()?;
-    let mut tally = Tally::default();
-    tests.retain(|test| match lacking_kernel(test, &present, filter) {
-        None => true,
-        Some(kernel) => {
-            println!(
-                "test {} ... not run: its guest needs kernel {kernel} (`cargo lab setup --kernels {kernel}`, once)",
-                test.name
-            );
-            tally.skipped += 1;
-            false
-        }
-    });
-    Ok(tally)
-}
-
-fn lacking_kernel(test: &Test, present: &[&str], filter: Option<&str>) -> Option<&'static str> {
-    let lacking = test.guest_kernel.filter(|name| !present.contains(name));
-    lacking.filter(|_| filter != Some(test.name))
-}
-
 /// Runs one test and returns what it printed, and where the logs are.
 pub fn single(test: &Test, setting: &Setting, verbose: bool) -> Result<(Outcome, PathBuf), Error> {
     let mut result = None;
@@ -318,18 +294,6 @@ mod tests {
 
     fn test(name: &'static str, config: Config) -> Test {
         Test::new(name, config, "true", |_| Ok(()))
-    }
-
-    #[test]
-    fn a_test_whose_kernel_is_not_set_up_runs_only_when_named_in_full() {
-        let plain = test("a::1", Config::default());
-        let other = test("a::2", Config::default()).with_guest_kernel("iommufd");
-        assert_eq!(lacking_kernel(&plain, &["7.3"], None), None);
-        assert_eq!(lacking_kernel(&other, &["7.3", "iommufd"], None), None);
-        for filter in [None, Some("a::")] {
-            assert_eq!(lacking_kernel(&other, &["7.3"], filter), Some("iommufd"));
-        }
-        assert_eq!(lacking_kernel(&other, &["7.3"], Some("a::2")), None);
     }
 
     #[test]

@@ -70,10 +70,3 @@ pub fn ensure(names: &[&str]) -> Result<Vec<Bootable>, Error> {
     }
     Ok(bootable)
 }
-
-/// The names of the kernels that are set up.
-pub fn present() -> Result<Vec<&'static str>, Error> {
-    let cache = Cache::open()?;
-    let there = KERNELS.iter().filter_map(|kernel| kernel.unpacked(&cache));
-    Ok(there.map(|kernel| kernel.name).collect())
-}

@@ -124,7 +124,7 @@ fn a_gpu_whose_audio_function_has_a_driver_fails_until_that_is_bound() {
 fn all_bars_get_the_place_and_the_pages_of_a_boot() {
     let lab = Lab::new("gpu-with-audio");
     lab.bind("0000:41:00.1", None);
-    let examined = lab.check(&[GPU, "--memory", "16G"]);
+    let examined = lab.check(&[GPU, "--memory", "16G", "--iommu", "type1"]);
     let plan = examined.plan.as_ref().unwrap();
     let bars: Vec<_> = plan
         .bars
