@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::FlockOperation;
 
@@ -13,6 +14,8 @@ const CACHE_VARIABLE: &str = "MINI_VMM_LAB";
 const VMM_VARIABLE: &str = "MINI_VMM_BINARY";
 /// Runs whose logs are kept.
 const RUNS_KEPT: usize = 30;
+/// Runs of this process so far.
+static RUNS: AtomicU32 = AtomicU32::new(0);
 
 /// The repository that this lab belongs to.
 pub fn repository() -> PathBuf {
@@ -99,7 +102,9 @@ pub fn run_directory() -> Result<PathBuf, Error> {
     let since_epoch = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap_or_default();
-    let name = format!("{}-{}", since_epoch.as_millis(), std::process::id());
+    let (time, process) = (since_epoch.as_millis(), std::process::id());
+    let number = RUNS.fetch_add(1, Ordering::Relaxed);
+    let name = format!("{time}-{process}-{number}");
     let path = runs.join(name);
     fs::create_dir_all(&path).map_err(Error::file("create", &path))?;
     Ok(path)

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::cli::MachineArgs;
 use crate::error::Error;
@@ -95,15 +96,18 @@ impl Config {
         &self.machine.host_kernel
     }
 
-    /// Makes the disks; returns the machine's arguments, and shell assignments that name the images.
-    pub fn prepare(&self) -> Result<(MachineArgs, String), Error> {
+    /// Makes the disks; returns the machine's arguments, shell assignments that name the images, and the images.
+    pub fn prepare(&self) -> Result<(MachineArgs, String, Images), Error> {
         let mut machine = self.machine.clone();
         let mut variables = String::new();
         let directory = paths::repository().join("target/lab/disks");
         fs::create_dir_all(&directory).map_err(Error::file("create", &directory))?;
+        let mut images = Images(Vec::new());
         for disk in &self.disks {
-            let path: PathBuf = directory.join(format!("{}-{}.img", disk.name, std::process::id()));
+            let (process, number) = (std::process::id(), IMAGES.fetch_add(1, Ordering::Relaxed));
+            let path = directory.join(format!("{}-{process}-{number}.img", disk.name));
             fs::write(&path, disk.content()).map_err(Error::file("write", &path))?;
+            images.0.push(path.clone());
             let quoted = path.display().to_string().replace(',', ",,");
             machine.qemu_arg.push(format!(
                 "-drive if=none,id={},format=raw,file={quoted}",
@@ -112,16 +116,21 @@ impl Config {
             let value = crate::machine::job::quote(&path.display().to_string());
             variables.push_str(&format!("export LAB_DISK_{}={value}\n", disk.name));
         }
-        Ok((machine, variables))
+        Ok((machine, variables, images))
     }
+}
 
-    /// Removes the disks.
-    pub fn clean(&self) {
-        let directory = paths::repository().join("target/lab/disks");
-        for disk in &self.disks {
+/// Images made so far: each has a name of its own.
+static IMAGES: AtomicU32 = AtomicU32::new(0);
+
+/// Disk images, removed when dropped.
+pub struct Images(Vec<PathBuf>);
+
+impl Drop for Images {
+    fn drop(&mut self) {
+        for path in &self.0 {
             // What cannot be removed is overwritten by a later run of the same number.
-            let name = format!("{}-{}.img", disk.name, std::process::id());
-            let _ = fs::remove_file(directory.join(name));
+            let _ = fs::remove_file(path);
         }
     }
 }

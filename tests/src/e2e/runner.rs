@@ -1,7 +1,10 @@
 //! Boots the machines, runs the tests in them and reports.
 
 use std::io::Write;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::command;
@@ -14,6 +17,8 @@ use crate::setup;
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
 /// How often a machine is booted again for the tests that it left undone.
 const BOOTS: usize = 3;
+/// Machines that run at once: each has two CPUs, and its guest uses one.
+const MACHINES: usize = 2;
 /// Lines of output shown of a test that failed.
 const SHOWN: usize = 60;
 
@@ -37,30 +42,58 @@ impl Tally {
     }
 }
 
-/// Runs tests, those with equal machines in one boot, and prints how each ended.
+/// Runs tests, those with equal machines in one boot, and prints how each ended. Two machines run at once, unless all that is
+/// printed is to be seen.
 pub fn run(tests: Vec<Test>, setting: &Setting, verbose: bool) -> Result<Tally, Error> {
+    let groups = Mutex::new(groups(tests).into_iter());
+    let workers = if verbose { 1 } else { MACHINES };
+    let work = || -> Result<Tally, Error> {
+        let mut tally = Tally::default();
+        loop {
+            let next = lock(&groups).next();
+            let Some(group) = next else {
+                return Ok(tally);
+            };
+            tally.add(run_group(&group, setting, verbose)?);
+        }
+    };
+    let results: Vec<_> = thread::scope(|scope| {
+        let started: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        started.into_iter().map(|thread| thread.join()).collect()
+    });
     let mut tally = Tally::default();
-    for group in groups(tests) {
-        let mut left: Vec<&Test> = group.iter().collect();
-        // A test that brings L1 down takes the others with it: they get another boot.
-        for _ in 0..BOOTS {
-            if left.is_empty() {
-                break;
-            }
-            let tests = left.clone();
-            boot(&tests, setting, verbose, &mut |report| {
-                let test = tests.iter().find(|test| test.name == report.name);
-                tally.add(report.show(test));
-                left.retain(|test| test.name != report.name);
-            })?;
+    for result in results {
+        tally.add(result.unwrap_or_else(|panic| resume_unwind(panic))?);
+    }
+    Ok(tally)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs tests with equal machines.
+fn run_group(group: &[Test], setting: &Setting, verbose: bool) -> Result<Tally, Error> {
+    let mut tally = Tally::default();
+    let mut left: Vec<&Test> = group.iter().collect();
+    // A test that brings L1 down takes the others with it: they get another boot.
+    for _ in 0..BOOTS {
+        if left.is_empty() {
+            break;
         }
-        for test in left {
-            println!(
-                "test {} ... FAILED\n    the lab's host did not get to it",
-                test.name
-            );
-            tally.failed += 1;
-        }
+        let tests = left.clone();
+        boot(&tests, setting, verbose, &mut |report| {
+            let test = tests.iter().find(|test| test.name == report.name);
+            tally.add(report.show(test));
+            left.retain(|test| test.name != report.name);
+        })?;
+    }
+    for test in left {
+        println!(
+            "test {} ... FAILED\n    the lab's host did not get to it",
+            test.name
+        );
+        tally.failed += 1;
     }
     Ok(tally)
 }
@@ -112,7 +145,7 @@ fn boot(
     let mut names = vec![setup::DEFAULT_KERNEL, config.host_kernel()];
     names.extend(tests.iter().filter_map(|test| test.guest_kernel));
     let kernels = setup::ensure(&names)?;
-    let (mut machine, variables) = config.prepare()?;
+    let (mut machine, variables, _disks) = config.prepare()?;
     let limit = BOOT_LIMIT + tests.iter().map(|test| test.limit).sum::<Duration>();
     machine.timeout = limit.as_secs();
     let boot = Boot {
@@ -125,7 +158,6 @@ fn boot(
     let mut reader = Reader::new(verbose, done);
     let result = boot.run(&mut reader);
     reader.finish();
-    config.clean();
     match result {
         Ok(_) => Ok(()),
         Err(error @ (Error::Timeout { .. } | Error::Hung { .. } | Error::HostDied { .. })) => {
@@ -270,15 +302,13 @@ impl Report {
                 }
             }
             Err(reason) => {
+                // At once: another machine's tests print, too.
                 println!(
-                    "test {} ... FAILED ({seconds:.1} s)\n    {reason}",
-                    self.name
+                    "test {} ... FAILED ({seconds:.1} s)\n    {reason}\n    its output ended so:{}\n    the host's logs: {}",
+                    self.name,
+                    command::tail(&self.outcome.output, SHOWN),
+                    self.log.display()
                 );
-                println!(
-                    "    its output ended so:{}",
-                    command::tail(&self.outcome.output, SHOWN)
-                );
-                println!("    the host's logs: {}", self.log.display());
                 Tally {
                     failed: 1,
                     ..Tally::default()
