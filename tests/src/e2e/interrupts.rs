@@ -58,7 +58,7 @@ echo 0 >$P/sriov_numvfs"#;
 
 /// `edu` raises an interrupt only when the one before was counted by a program in the guest, through the guest's own VFIO.
 const HUNDRED_THOUSAND: &str = r#"
-GUEST_KERNEL=$LAB_KERNEL_iommufd GUEST_INITRD=$LAB_INITRD_iommufd GUEST_CPUS=2 guest '
+GUEST_KERNEL=$LAB_VMLINUX_iommufd GUEST_INITRD=$LAB_INITRD_iommufd GUEST_CPUS=2 guest '
     echo 1 >/sys/module/vfio/parameters/enable_unsafe_noiommu_mode; E=0000:00:01.0; D=/sys/bus/pci/devices/$E;
     echo vfio-pci >$D/driver_override; echo $E >/sys/bus/pci/drivers_probe; probe edu $E interrupts 100000; interrupts' \
     --vfio $LAB_BDF_edu"#;
