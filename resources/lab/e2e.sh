@@ -1,19 +1,56 @@
 # Functions for the scripts of end-to-end tests, which run in L1 with bash.
 
+# monitor OPTION…: runs the program under test, with the options that the tests are run with unless these say otherwise.
+# REFUSED_IOCTL=0x… keeps an ioctl from it, as a kernel does that has none of that number.
+monitor() {
+    local options=$LAB_VMM_OPTIONS
+    case " $* " in *" --iommu "*) options= ;; esac
+    # shellcheck disable=SC2086 # words
+    ${REFUSED_IOCTL:+"$LAB_TOOL" without-ioctl "$REFUSED_IOCTL" --} "$LAB_VMM" "$@" $options
+}
+
 # guest RUN [OPTION…]: boots the default guest, which runs RUN and powers off; prints the monitor's exit status.
 # GUEST_KERNEL, GUEST_MEMORY, GUEST_CPUS and GUEST_APPEND override what it boots with.
 guest() {
     local run=$1
     shift
-    "$LAB_VMM" --kernel "${GUEST_KERNEL:-$LAB_KERNEL}" --initrd "${GUEST_INITRD:-$LAB_INITRD}" \
+    monitor --kernel "${GUEST_KERNEL:-$LAB_KERNEL}" --initrd "${GUEST_INITRD:-$LAB_INITRD}" \
         --memory "${GUEST_MEMORY:-512M}" --cpus "${GUEST_CPUS:-1}" \
         --cmdline "$LAB_CMDLINE $GUEST_APPEND${run:+ RUN=\"$run\"}" "$@"
     echo "VMM EXIT $?"
 }
 
+# once NAME COMMAND…: what the command prints; the next test of this machine that asks for NAME sees the same again. So
+# several tests look at one boot of a guest.
+once() {
+    local kept=/run/lab/once.$1
+    shift
+    [ -e "$kept" ] || "$@" >"$kept" 2>&1
+    cat "$kept"
+}
+
+# lspci_of BDF…: configuration space of devices of this host, for tests/src/e2e/lspci.rs to compare.
+lspci_of() {
+    local bdf
+    for bdf; do
+        echo "LSPCI host"
+        lspci -D -vv -xxxx -s "$bdf"
+    done
+    echo "LSPCI end"
+}
+
+# unpacked COMMAND…: passes the command's output on. What a guest has packed (see guest-functions.sh) comes
+# last.
+unpacked() {
+    "$@" | tr -d '\r' | awk '
+        /^PACKED / { sub(/^PACKED /, ""); packed = packed $0 "\n"; next }
+        { print; fflush() }
+        END { if (packed != "") { printf "%s", packed | "base64 -d | gunzip"; close("base64 -d | gunzip") } }'
+}
+
 # vmm OPTION…: runs the monitor as it is; prints its exit status.
 vmm() {
-    "$LAB_VMM" "$@"
+    monitor "$@"
     echo "VMM EXIT $?"
 }
 

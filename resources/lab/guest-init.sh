@@ -10,7 +10,7 @@ probe coldplug /modules/index
 cd /root
 export HOME=/root
 if [ -n "$RUN" ]; then
-    sh -c "$RUN"
+    sh -c ". /functions; $RUN"
     exec probe off $?
 fi
 echo "The lab's guest. There are busybox, lspci, setpci and probe; 'exit' powers off."

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::bench::cell::{Iommu, Scenario, Vmm};
 
@@ -32,6 +32,9 @@ pub enum Command {
             default_value = "7.3"
         )]
         kernels: Vec<String>,
+        /// Set up QEMU 11 as well, in a directory tree of its own: it maps BARs through iommufd.
+        #[arg(long)]
+        qemu11: bool,
     },
     /// Run a command in L1, with the repository as working directory.
     Run(Box<RunArgs>),
@@ -48,6 +51,16 @@ pub enum Command {
     Bench(BenchArgs),
     /// Run formatting, clippy, unit and end-to-end tests.
     Test(TestArgs),
+    /// Run a command to which the kernel refuses an ioctl (ENOTTY); for tests.
+    #[command(hide = true)]
+    WithoutIoctl {
+        /// The ioctl's number, as in 0x3b75.
+        #[arg(value_parser = hexadecimal)]
+        request: u32,
+        /// The command and its arguments.
+        #[arg(last = true, required = true, value_name = "CMD")]
+        command: Vec<String>,
+    },
 }
 
 /// Arguments of `cargo lab run`.
@@ -164,12 +177,38 @@ pub struct TestArgs {
     /// Run only end-to-end tests.
     #[arg(long)]
     pub e2e: bool,
+    /// L1's kernel for the end-to-end tests that do not ask for one themselves: 7.3, 6.12, 6.1, or iommufd.
+    #[arg(long, value_name = "NAME", default_value = "7.3")]
+    pub host_kernel: String,
+    /// The interface to the IOMMU that mini-vmm is told to use, by the tests that do not choose one themselves: auto, type1
+    /// or iommufd (which takes --host-kernel iommufd) [default: mini-vmm's own].
+    #[arg(long, value_name = "NAME")]
+    pub iommu: Option<Interface>,
+    /// Run the end-to-end tests so many times.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub repeat: u32,
     /// Show what the end-to-end tests print as it comes.
     #[arg(long)]
     pub verbose: bool,
     /// List the end-to-end tests and end.
     #[arg(long)]
     pub list: bool,
+}
+
+/// What mini-vmm's `--iommu` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Interface {
+    /// What the host offers.
+    Auto,
+    /// VFIO container and groups.
+    Type1,
+    /// /dev/iommu and the devices' own files.
+    Iommufd,
+}
+
+fn hexadecimal(text: &str) -> Result<u32, String> {
+    let digits = text.strip_prefix("0x").unwrap_or_default();
+    u32::from_str_radix(digits, 16).map_err(|_| format!("`{text}` is not like 0x3b75"))
 }
 
 impl MachineArgs {

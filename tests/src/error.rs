@@ -6,6 +6,9 @@ use std::time::Duration;
 /// A failure, printed once by `main` together with its causes.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// Options that do not go together.
+    #[error("{0}")]
+    Usage(String),
     /// A file operation failed.
     #[error("cannot {action} {}", path.display())]
     File {
@@ -177,7 +180,7 @@ impl Error {
         match self {
             Error::Timeout { .. } => 124,
             Error::Failed(_) => 1,
-            Error::Option { .. } | Error::UnknownKernel { .. } => 2,
+            Error::Option { .. } | Error::Usage(_) | Error::UnknownKernel { .. } => 2,
             _ => 125,
         }
     }

@@ -13,6 +13,7 @@ mod error;
 mod machine;
 mod outside;
 mod paths;
+mod refuse;
 mod setup;
 
 use std::io::Write;
@@ -21,17 +22,18 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use cli::{BenchArgs, Cli, RunArgs, TestArgs};
-use e2e::Tally;
+use e2e::{Setting, Tally};
 use error::Error;
 use machine::{Boot, Source, job, terminal};
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        cli::Command::Setup { kernels } => setup_command(&kernels),
+        cli::Command::Setup { kernels, qemu11 } => setup_command(&kernels, qemu11),
         cli::Command::Run(arguments) => run_command(&arguments),
         cli::Command::Demo { verbose } => demo_command(verbose),
         cli::Command::Bench(arguments) => bench_command(&arguments),
         cli::Command::Test(arguments) => test_command(&arguments),
+        cli::Command::WithoutIoctl { request, command } => Err(refuse::run(request, &command)),
     };
     match result {
         Ok(status) => ExitCode::from(status),
@@ -42,7 +44,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn setup_command(kernels: &[String]) -> Result<u8, Error> {
+fn setup_command(kernels: &[String], qemu11: bool) -> Result<u8, Error> {
     let names: Vec<&str> = kernels.iter().map(String::as_str).collect();
     for kernel in setup::ensure(&names)? {
         println!(
@@ -51,6 +53,9 @@ fn setup_command(kernels: &[String]) -> Result<u8, Error> {
             kernel.image.display(),
             kernel.guest_initrd.display()
         );
+    }
+    if qemu11 {
+        println!("QEMU 11: {}", setup::qemu11()?.display());
     }
     Ok(0)
 }
@@ -86,7 +91,7 @@ fn demo_command(verbose: bool) -> Result<u8, Error> {
     eprintln!("lab: building mini-vmm");
     checks::build()?;
     eprintln!("lab: booting the host, and in it a guest with two GPUs and a disk");
-    let (outcome, log) = e2e::single(&e2e::demo::test(), verbose)?;
+    let (outcome, log) = e2e::single(&e2e::demo::test(), &Setting::default(), verbose)?;
     match e2e::demo::Summary::of(&outcome) {
         Ok(summary) => {
             print!("{summary}");
@@ -112,6 +117,8 @@ fn test_command(arguments: &TestArgs) -> Result<u8, Error> {
     if let Some(filter) = &arguments.filter {
         tests.retain(|test| test.name.contains(filter.as_str()));
     }
+    // Before anything is built.
+    let setting = Setting::new(&arguments.host_kernel, arguments.iommu)?;
     if arguments.list {
         tests.iter().for_each(|test| println!("{}", test.name));
         return Ok(0);
@@ -122,7 +129,10 @@ fn test_command(arguments: &TestArgs) -> Result<u8, Error> {
     }
     if !arguments.unit && !tests.is_empty() {
         checks::build()?;
-        tally.add(e2e::run(tests, arguments.verbose)?);
+        let tests = setting.apply(tests, &mut tally);
+        for _ in 0..arguments.repeat {
+            tally.add(e2e::run(tests.clone(), &setting, arguments.verbose)?);
+        }
     }
     println!(
         "\n{} passed, {} failed, {} skipped",

@@ -15,7 +15,7 @@ use arch::layout::{AddressRange, LayoutError};
 use devices::assign::AssignError;
 use devices::assign::commit::CommitError;
 use devices::assign::ports::CallError;
-use devices::assign::preflight::PreflightError;
+use devices::assign::preflight::{LeftOut, PreflightError};
 use devices::bus::{Bus, BusOverlap};
 use devices::debug_port::DebugPort;
 use devices::iommu::choose::IommuError;
@@ -31,6 +31,7 @@ use devices::remedy::Remedy;
 
 use crate::config::UsageError;
 use crate::error::{Error, HostError, chain};
+use crate::limits::FewFiles;
 use crate::memory::MemoryError;
 use crate::memory_check::{self, MemoryCheckError};
 use crate::plan::LITTLE_ROOM;
@@ -210,6 +211,7 @@ samples!(hosts: HostError {
     HostError::NoBarAddress { .. } => [HostError::NoBarAddress { bdf: bdf(), bar: 2 }],
     HostError::IoapicCpus { .. } => [HostError::IoapicCpus { cpus: 256, most: 255 }],
     HostError::KvmCpus { .. } => [HostError::KvmCpus { cpus: 9, most: 8 }],
+    HostError::RamUnmappable { .. } => [HostError::RamUnmappable { range: AddressRange::new(0, 1 << 30) }],
 });
 
 samples!(images: ImageProblem {
@@ -301,6 +303,7 @@ samples!(iommufds: IommufdError {
 samples!(assigns: AssignError {
     AssignError::Install(_) | AssignError::Bars { .. } => [AssignError::Bars { bdf: bdf(), source: BarError::NoUpperHalf }],
     AssignError::Open { .. } => [AssignError::Open { bdf: bdf(), source: call("VFIO_GROUP_GET_DEVICE_FD", libc::EBUSY) }, AssignError::Open { bdf: bdf(), source: call("VFIO_GROUP_GET_DEVICE_FD", libc::EINVAL) }],
+    AssignError::Iommufd(_) => [AssignError::Iommufd(IommufdError::NoCdev { bdf: bdf() })],
     AssignError::Query { .. } => [AssignError::Query { bdf: bdf(), what: "BAR 2".to_owned(), source: call("VFIO_DEVICE_GET_REGION_INFO", libc::EINVAL) }],
     AssignError::Gone { .. } => [AssignError::Gone { bdf: bdf() }],
     AssignError::NotEndpoint { .. } => [AssignError::NotEndpoint { bdf: bdf(), header: 1 }],
@@ -450,7 +453,15 @@ fn entries() -> Vec<Entry> {
 /// The texts of warnings and errors that do not end a run, from the sources, `x` in place of what
 /// varies; and those that are put together elsewhere.
 fn warnings() -> Vec<String> {
+    let bdf = Bdf::default();
+    let left_out = LeftOut {
+        bdf,
+        group: 1,
+        member: bdf,
+    };
     let mut texts = vec![
+        left_out.to_string(),
+        FewFiles::check(2048, 1024).unwrap_err().to_string(),
         format!("{}: {}", LITTLE_ROOM.0, LITTLE_ROOM.1),
         memory_check::little_memory(1 << 40, 1 << 30),
         "peer-to-peer is off for 0000:41:00.0: other devices cannot reach BARs there by DMA: x"

@@ -97,8 +97,8 @@ pub struct Config {
     pub vfio: Vec<VfioOption>,
 
     /// The kernel's interface to the IOMMU; auto takes iommufd where the host offers it for all
-    /// devices. iommufd has been tried less than type1
-    #[arg(help_heading = group::DEVICES, long, value_name = "auto|type1|iommufd", default_value = "type1")]
+    /// devices and it does all that type1 does
+    #[arg(help_heading = group::DEVICES, long, value_name = "auto|type1|iommufd", default_value = "auto")]
     pub iommu: Iommu,
 
     /// When guest RAM is mapped for devices: deferred, while the guest runs already (the first
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(config.cmdline, "console=ttyS0 panic=-1");
         assert_eq!(config.memory.size.0, 1 << 30);
         assert_eq!(config.cpus.0, 1);
-        assert_eq!(config.iommu, Iommu::Type1);
+        assert_eq!(config.iommu, Iommu::Auto);
         assert_eq!(config.dma_map, DmaMap::Deferred);
         assert_eq!(config.prefault, Switch::Off);
         assert!(config.vfio.is_empty() && config.boot_profile.is_empty());

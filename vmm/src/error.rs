@@ -9,7 +9,7 @@ use std::io;
 
 use arch::acpi::AcpiTooLarge;
 use arch::boot::{BootError, ImageError};
-use arch::layout::LayoutError;
+use arch::layout::{AddressRange, LayoutError};
 use devices::assign::AssignError;
 use devices::assign::ports::CallError;
 use devices::assign::preflight::PreflightError;
@@ -176,6 +176,14 @@ pub enum HostError {
         /// The most.
         most: u32,
     },
+    /// iommufd tells what the IOMMU can map only when devices are open, and then RAM is laid out.
+    #[error(
+        "guest RAM at {range} is partly where the devices' IOMMU cannot map it, and the host's sysfs did not say so: use --iommu type1"
+    )]
+    RamUnmappable {
+        /// The RAM.
+        range: AddressRange,
+    },
 }
 
 impl HostError {
@@ -185,6 +193,7 @@ impl HostError {
             Self::Slots { .. } => "assign fewer",
             Self::NoBarAddress { .. } => "leave the option out",
             Self::IoapicCpus { .. } | Self::KvmCpus { .. } => "ask for fewer with --cpus",
+            Self::RamUnmappable { .. } => "use --iommu type1",
         })
     }
 }
@@ -213,6 +222,7 @@ impl Error {
             Self::Assign(AssignError::NotEndpoint { .. }) => {
                 Remedy::advice("assign what is behind it")
             }
+            Self::Assign(AssignError::NotNvidia { .. }) => Remedy::advice("leave it out"),
             Self::Assign(AssignError::NoSuchBar { .. }) => {
                 Remedy::advice("name one of those, or leave the option out")
             }

@@ -1,6 +1,9 @@
 //! Limits of the process.
 
+use devices::remedy::Remedy;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use crate::memory_check::raise_limit;
 
 /// Raises the limit of open files as far as it may be: every interrupt vector of a device takes
 /// an eventfd, and the usual soft limit of 1024 is there for programs that use select(2).
@@ -13,9 +16,55 @@ pub fn raise_open_files() {
     }
 }
 
+/// Files that are open besides those of interrupts, an estimate: KVM, vCPUs, groups, devices,
+/// console.
+const OTHER_FILES: u64 = 320;
+
+/// How many files this process may open; `None` where that is not told.
+pub fn open_files() -> Option<u64> {
+    let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+    Some(soft)
+}
+
+/// The limit of open files is too low for all `vectors` of the devices. A guest seldom uses all
+/// that a device has, so this is no reason not to start.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the devices have {vectors} interrupt vectors, each of which takes an open file once the guest uses it, \
+     and this process may open {limit}"
+)]
+pub struct FewFiles {
+    vectors: u64,
+    limit: u64,
+}
+
+impl FewFiles {
+    /// `Err` where `limit` files are too few.
+    pub fn check(vectors: u64, limit: u64) -> Result<(), Self> {
+        match limit < vectors.saturating_add(OTHER_FILES) {
+            true => Err(Self { vectors, limit }),
+            false => Ok(()),
+        }
+    }
+
+    /// What mends it.
+    pub fn remedy(&self) -> Remedy {
+        raise_limit("nofile", self.vectors.saturating_add(OTHER_FILES))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_limit_below_the_vectors_is_told_with_both_numbers_and_the_remedy() {
+        assert_eq!(FewFiles::check(8192, 8192 + OTHER_FILES), Ok(()));
+        let few = FewFiles::check(8192, 1024).unwrap_err();
+        let text = few.to_string();
+        assert!(text.contains("8192 interrupt vectors") && text.contains("1024"));
+        assert!(few.remedy().to_string().contains("nofile=8512"));
+    }
 
     #[test]
     fn as_many_files_may_be_open_as_the_hard_limit_says() {

@@ -1,7 +1,8 @@
-//! What is decided before anything is opened or mapped: pure functions of the options and of facts
+//! What is decided before a device is opened or memory mapped: functions of the options and of facts
 //! about the host. The boot goes by them, and so do `check` and `--dry-run`.
 
 use arch::layout::{self, AddressRange};
+use devices::assign::rom::RomSource;
 use devices::assign::{DeviceOptions, PeerToPeer};
 use devices::host::Sysfs;
 use devices::iommu::choose::Wanted;
@@ -10,9 +11,12 @@ use devices::pci::place::{PlaceRequest, Placement, Windows, place};
 use devices::pci::spec::BAR_COUNT;
 use devices::range::Range;
 
-use crate::config::{Config, Iommu, P2p};
+use crate::config::{Config, Iommu, P2p, UsageError};
 use crate::error::{Error, HostError};
-use crate::options::{BarAddress, Decode, VfioOption};
+use crate::options::{BarAddress, Decode, RomOption, VfioOption};
+
+/// The largest file that is taken for an expansion ROM.
+const ROM_MAX: usize = 16 << 20;
 
 /// The word on a 64-bit window without room for moves, and what helps.
 pub const LITTLE_ROOM: (&str, &str) = (
@@ -62,6 +66,30 @@ pub fn place_bars(
 pub fn holes(usable: &[Range]) -> Vec<AddressRange> {
     let usable: Vec<_> = usable.iter().map(to_arch).collect();
     layout::complement(&usable)
+}
+
+/// The expansion ROM that the options ask for; a file is read.
+pub fn rom_source(option: &RomOption) -> Result<RomSource, UsageError> {
+    Ok(match option {
+        RomOption::Off => RomSource::Off,
+        RomOption::On => RomSource::Device,
+        RomOption::File(path) => match std::fs::read(path) {
+            Ok(bytes) if !bytes.is_empty() && bytes.len() <= ROM_MAX => {
+                RomSource::Bytes(bytes.into())
+            }
+            Ok(bytes) => {
+                return Err(UsageError(format!(
+                    "{}: {} bytes are no expansion ROM: 1 byte to 16 MiB are",
+                    path.display(),
+                    bytes.len()
+                )));
+            }
+            Err(error) => {
+                let text = format!("cannot read the expansion ROM {}: {error}", path.display());
+                return Err(UsageError(text));
+            }
+        },
+    })
 }
 
 /// The IOMMU backend that the options ask for.

@@ -113,7 +113,7 @@ impl RamMapping {
         Ok(mapping)
     }
 
-    /// Lets the threads map: BARs are mapped, and would no longer have to wait.
+    /// Lets the threads map: BARs are mapped, and no longer have to wait for them.
     pub fn allow_maps(&self) {
         self.work.allow_maps();
     }
@@ -272,6 +272,7 @@ impl DmaGate for RamGate {
         if mapping.open.load(Ordering::Acquire) {
             return Ok(());
         }
+        let _span = mapping.around.profile.span("wait for guest RAM");
         if mapping.arrive() && self.needs_help {
             mapping.hurry();
         }

@@ -166,12 +166,16 @@ fn run(mut vcpu: Vcpu, mut turn: Turn, context: &VcpuContext) {
 
 fn tell_held_up(vcpu: &Vcpu, profile: &Profile) {
     let tell = || vcpu.tell_held_up();
-    if let Err(error) = profile.call("KVM_KVMCLOCK_CTRL", Subject::Machine, tell) {
-        let id = vcpu.id();
-        tracing::warn!(
-            "vCPU {id} was held up and its guest cannot be told, its watchdogs may complain: {error}: {}",
-            error.source
-        );
+    match profile.call("KVM_KVMCLOCK_CTRL", Subject::Machine, tell) {
+        Ok(true) => profile.mark("guest: told that a vCPU was held up"),
+        Ok(false) => {}
+        Err(error) => {
+            let id = vcpu.id();
+            tracing::warn!(
+                "vCPU {id} was held up and its guest cannot be told, its watchdogs may complain: {error}: {}",
+                error.source
+            );
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //!   or leaves slots, mappings and answers as they were.
 //! * A slot shows a BAR only where that BAR answers, or, while its decode is off, where it last
 //!   answered and nothing else does.
+//! * While BARs are still to be mapped for peers ([`super::peer_maps`]) changes leave the IOMMU alone.
 //! * Accesses that trap during a change are answered through the device's descriptor, by the map
 //!   of decoded BARs, which has a lock of its own that no system call is made under.
 
@@ -104,10 +105,12 @@ fn remedy(source: &CallError) -> &'static str {
 /// Decoded BARs of one address space, ascending.
 type DecodeMap = RwLock<Vec<(Range, BarKey)>>;
 
-struct Space {
-    windows: Vec<Range>,
-    keys: Vec<(BarKey, Bdf)>,
-    bars: Vec<BarState<Slot>>,
+pub(super) struct Space {
+    pub(super) windows: Vec<Range>,
+    pub(super) keys: Vec<(BarKey, Bdf)>,
+    pub(super) bars: Vec<BarState<Slot>>,
+    /// Where each was placed.
+    pub(super) homes: Vec<u64>,
 }
 
 impl Space {
@@ -121,6 +124,7 @@ impl Space {
             windows,
             keys: bars.iter().map(key).collect(),
             bars: bars.iter().map(initial_state).collect(),
+            homes: bars.iter().map(|bar| bar.address).collect(),
         }
     }
 
@@ -175,22 +179,24 @@ fn initial_state(bar: &EngineBar) -> BarState<Slot> {
     }
 }
 
-struct State {
-    memory: Space,
+pub(super) struct State {
+    pub(super) memory: Space,
     io: Space,
     /// Counts changes; orders overlapping BARs and the age of mappings.
-    clock: u64,
+    pub(super) clock: u64,
+    /// BARs are being mapped for peers: changes leave the IOMMU alone.
+    pub(super) mapping_peers: bool,
 }
 
 /// See the module.
 pub struct BarEngine {
-    state: Mutex<State>,
+    pub(super) state: Mutex<State>,
     memory_map: DecodeMap,
     io_map: DecodeMap,
     /// Mapping of every area, in the order of the memory BARs.
-    mappings: Vec<Vec<HostRange>>,
+    pub(super) mappings: Vec<Vec<HostRange>>,
     slots: Arc<dyn MemSlots>,
-    iommu: Arc<dyn IommuBackend>,
+    pub(super) iommu: Arc<dyn IommuBackend>,
 }
 
 impl BarEngine {
@@ -208,6 +214,7 @@ impl BarEngine {
             memory: Space::new(memory_windows, &memory),
             io: Space::new(io_windows, &io),
             clock: 0,
+            mapping_peers: false,
         };
         let mappings = memory
             .into_iter()
@@ -234,20 +241,6 @@ impl BarEngine {
         self.apply(&mut state.memory, &ops, &mut state.clock)
     }
 
-    /// Maps the areas of `device` in the IOMMU where its BARs were placed, for its peers to reach;
-    /// keeps them mapped from now on wherever they answer.
-    pub fn install_peer_to_peer(&self, device: usize) -> Result<(), CommitError> {
-        let state = &mut *self.state.lock();
-        set_peer_to_peer(&mut state.memory, device, true);
-        let mut ops = plan(&state.memory.bars, &placed(&state.memory, |_| true), false);
-        ops.retain(|op| matches!(op, Op::Map(..)));
-        let installed = self.apply(&mut state.memory, &ops, &mut state.clock);
-        if installed.is_err() {
-            set_peer_to_peer(&mut state.memory, device, false);
-        }
-        installed
-    }
-
     /// Follows what the guest wrote into COMMAND or the BARs of `device`. On error nothing has
     /// changed: the BARs answer where they did before the write.
     pub fn commit(&self, device: usize, programmed: &Programmed) -> Result<(), CommitError> {
@@ -259,7 +252,10 @@ impl BarEngine {
         memory.program(device, programmed.memory, addresses, state.clock);
         let cheap_unmap = self.iommu.nature().cheap_unmap;
         let wanted = answers(&memory.bars, &memory.windows);
-        let ops = plan(&memory.bars, &wanted, cheap_unmap);
+        let mut ops = plan(&memory.bars, &wanted, cheap_unmap);
+        if state.mapping_peers {
+            ops.retain(|op| !op.is_iommu());
+        }
         *self.memory_map.write() = memory.decoded();
         let result = self.apply(memory, &ops, &mut state.clock);
         if result.is_err() {
@@ -308,7 +304,12 @@ impl BarEngine {
     }
 
     /// Carries out `ops` in order; takes back what was done when one fails.
-    fn apply(&self, memory: &mut Space, ops: &[Op], clock: &mut u64) -> Result<(), CommitError> {
+    pub(super) fn apply(
+        &self,
+        memory: &mut Space,
+        ops: &[Op],
+        clock: &mut u64,
+    ) -> Result<(), CommitError> {
         let mut undo = Vec::new();
         for op in ops {
             match self.perform(memory, *op, clock) {
@@ -364,7 +365,7 @@ fn placed(memory: &Space, which: impl Fn(&BarState<Slot>) -> bool) -> Vec<Option
 }
 
 /// Every IO-virtual address that maps an area of `device`.
-fn mapped(memory: &Space, device: usize) -> Vec<(AreaId, u64)> {
+pub(super) fn mapped(memory: &Space, device: usize) -> Vec<(AreaId, u64)> {
     let keyed = memory.keys.iter().zip(&memory.bars).enumerate();
     let mine = keyed.filter(|(_, ((key, _), _))| key.device == device);
     let mut found = Vec::new();
@@ -375,13 +376,6 @@ fn mapped(memory: &Space, device: usize) -> Vec<(AreaId, u64)> {
         }
     }
     found
-}
-
-fn set_peer_to_peer(memory: &mut Space, device: usize, on: bool) {
-    let keyed = memory.keys.iter().zip(&mut memory.bars);
-    for (_, bar) in keyed.filter(|((key, _), _)| key.device == device) {
-        bar.peer_to_peer = on;
-    }
 }
 
 fn guest_side(bar: &BarState<Slot>) -> (u64, bool, u64) {
@@ -435,7 +429,7 @@ fn step(
     })
 }
 
-fn explain(memory: &Space, id: AreaId, op: Op, source: CallError) -> CommitError {
+pub(super) fn explain(memory: &Space, id: AreaId, op: Op, source: CallError) -> CommitError {
     let (key, bdf) = memory.keys.get(id.bar).copied().unwrap_or((
         BarKey {
             device: usize::MAX,

@@ -13,8 +13,8 @@ use crate::pci::caps::{AnyCapId, Capabilities};
 use crate::pci::image;
 use crate::pci::rom::RomRegister;
 use crate::pci::spec::{
-    BAR_COUNT, Command, DevCap, FIRST_CAP, FIRST_EXT_CAP, PmControl, PowerState, Reg, Status,
-    Type0Header, msix, pcie, pm,
+    BAR_COUNT, Command, DevCap, ExtCapId, FIRST_CAP, FIRST_EXT_CAP, PmCapabilities, PmControl,
+    PowerState, Reg, Status, Type0Header, msix, pcie, pm,
 };
 
 /// Who answers for a byte of configuration space.
@@ -26,7 +26,8 @@ pub enum Owner {
     Scratch,
     /// COMMAND.
     Command,
-    /// STATUS: the device's, but for the bit that tells of a capability list.
+    /// STATUS: the device's, but for the bit that tells of a capability list. From the shadow while
+    /// the function is quiet (see [`ConfigSpace::is_quiet`]).
     Status,
     /// The six BAR registers.
     Bars,
@@ -38,8 +39,11 @@ pub enum Owner {
     MsixControl,
     /// Power-management control and status.
     PowerControl,
-    /// PCIe device control: forwarded but for the bit that resets the function.
+    /// PCIe device control: as [`Owner::Control`] but for the bit that resets the function.
     DeviceControl,
+    /// Other control registers of the PCIe capability, 16 bits each. Nobody but the guest changes
+    /// them: they are written through, and the shadow keeps what the device made of it.
+    Control,
     /// The device; reads and writes are forwarded.
     Device,
 }
@@ -161,6 +165,11 @@ impl ConfigSpace {
         PmControl::from_bits_retain(raw.unwrap_or(0))
     }
 
+    /// Whether the guest has left the function in D0.
+    pub fn is_awake(&self) -> bool {
+        self.power().state() == PowerState::D0
+    }
+
     /// Who owns the byte at `offset`; nobody behind the end of a 256-byte space.
     pub fn owner(&self, offset: u16) -> Option<Owner> {
         self.owners.get(usize::from(offset)).copied()
@@ -194,6 +203,29 @@ impl ConfigSpace {
         let shown = image::read_u16(&self.shadow, Reg::STATUS.offset());
         let list = Status::CAP_LIST.bits();
         (physical & !list) | (shown & list)
+    }
+
+    /// Keeps STATUS of the device for the time in which it is quiet.
+    pub fn keep_status(&mut self, physical: u16) {
+        let status = self.present_status(physical);
+        image::write_u16(&mut self.shadow, Reg::STATUS.offset(), status);
+    }
+
+    /// Whether the guest lets the function neither decode nor master the bus: then nothing happens
+    /// that would change its STATUS. A guest reads STATUS before each walk of the capability list,
+    /// most often before it has enabled the function.
+    pub fn is_quiet(&self) -> bool {
+        !self
+            .command()
+            .intersects(Command::IO | Command::MEMORY | Command::MASTER)
+    }
+
+    /// Whether the function has that power state.
+    pub fn has_power_state(&self, state: PowerState) -> bool {
+        let capabilities = self
+            .power_control
+            .map(|at| image::read_u16(&self.shadow, at - pm::CONTROL + pm::CAPABILITIES));
+        PmCapabilities::from_bits_retain(capabilities.unwrap_or(0)).has(state)
     }
 
     /// COMMAND as the guest last wrote it.
@@ -245,8 +277,7 @@ impl ConfigSpace {
 
     /// What the engine has to know. A sleeping function decodes nothing.
     pub fn programmed(&self) -> Programmed {
-        let awake = self.power().state() == PowerState::D0;
-        let command = if awake {
+        let command = if self.is_awake() {
             self.command()
         } else {
             Command::empty()
@@ -305,7 +336,11 @@ fn owners(setup: &ConfigSetup<'_>) -> Vec<Owner> {
             AnyCapId::Standard(_) => 2,
             AnyCapId::Extended(_) => 4,
         };
-        own(cap.offset, header, Owner::Fixed);
+        let fixed = match cap.id {
+            AnyCapId::Extended(ExtCapId::SERIAL) => cap.len,
+            _ => header,
+        };
+        own(cap.offset, fixed, Owner::Fixed);
     }
     if let Some((offset, len)) = setup.synthetic {
         own(offset, len, Owner::Fixed);
@@ -323,8 +358,18 @@ fn owners(setup: &ConfigSetup<'_>) -> Vec<Owner> {
     }
     if let Some(cap) = &caps.pcie {
         own(cap.offset + pcie::FLAGS, 2, Owner::Fixed);
-        own(cap.offset + pcie::DEVCAP, 4, Owner::Fixed);
         own(cap.offset + pcie::DEVCTL, 2, Owner::DeviceControl);
+        for register in [pcie::LNKCTL, pcie::DEVCTL2, pcie::LNKCTL2] {
+            if register + 2 <= cap.len {
+                own(cap.offset + register, 2, Owner::Control);
+            }
+        }
+        // What a device can do does not change.
+        for register in [pcie::DEVCAP, pcie::LNKCAP, pcie::DEVCAP2, pcie::LNKCAP2] {
+            if register + 4 <= cap.len {
+                own(cap.offset + register, 4, Owner::Fixed);
+            }
+        }
     }
     owners
 }

@@ -3,6 +3,7 @@
 
 use super::commit::CommitError;
 use super::ports::{CallError, Region};
+use crate::iommu::iommufd_error::IommufdError;
 use crate::pci::address::Bdf;
 use crate::pci::bar::BarError;
 use crate::range::Range;
@@ -18,6 +19,9 @@ pub enum AssignError {
         /// The kernel's reason.
         source: CallError,
     },
+    /// It cannot be had through iommufd.
+    #[error(transparent)]
+    Iommufd(IommufdError),
     /// A region or an interrupt kind cannot be queried, read or written.
     #[error("{bdf}: {what} is not accessible")]
     Query {
@@ -138,6 +142,7 @@ impl AssignError {
     pub fn is_preflight(&self) -> bool {
         match self {
             Self::Open { .. }
+            | Self::Iommufd(_)
             | Self::Gone { .. }
             | Self::NotEndpoint { .. }
             | Self::Bars { .. }
@@ -204,4 +209,16 @@ fn ram_remedy(source: &CallError) -> &'static str {
         Some(libc::EINVAL) => " (outside what the IOMMU can address)",
         _ => "",
     }
+}
+
+/// `error` with all its causes in one line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
 }

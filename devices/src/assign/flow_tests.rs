@@ -5,7 +5,8 @@ use super::testing::{DMABUF, GIB, Rig, bdf};
 use super::{DeviceOptions, PeerToPeer};
 use crate::fake::{Event, FakeDeviceSpec, Tally};
 use crate::pci::bar::BarKind;
-use crate::pci::spec::Command;
+use crate::pci::ecam::PciFunction;
+use crate::pci::spec::{Command, pcie};
 
 const MEM: u16 = Command::MEMORY.bits();
 const MASTER: u16 = Command::MASTER.bits();
@@ -93,7 +94,11 @@ fn sizing_a_bar_reads_back_its_size_and_costs_nothing() {
     assert_eq!(low & 0xf, 0xc, "64-bit prefetchable");
     rig.move_bar(0, 2, rig.placed(0, 2));
     rig.write_command(0, MEM);
-    assert_eq!(rig.kernel.take_tally(), Tally::default());
+    let intx = Tally {
+        irqs: 2,
+        ..Tally::default()
+    };
+    assert_eq!(rig.kernel.take_tally(), intx, "armed with the decoders");
 }
 
 #[test]
@@ -321,6 +326,7 @@ fn a_clique_is_refused_on_another_vendor() {
 fn status_is_the_devices_with_the_guests_capability_list() {
     let rig = two_gpus();
     let device = rig.kernel.device(bdf(1)).unwrap();
+    rig.write_command(0, MEM);
     device.set_physical_config(6, &[0x08, 0x80]);
     assert_eq!(
         rig.read_config(0, 4) >> 16,
@@ -331,6 +337,83 @@ fn status_is_the_devices_with_the_guests_capability_list() {
     rig.write_config(0, 7, &[0x80]);
     let wrote = Event::ConfigWrite(bdf(1), 7, vec![0x80]);
     assert_eq!(rig.kernel.take_log(), [wrote], "written 1 clears it there");
+}
+
+#[test]
+fn status_of_a_function_that_is_not_enabled_costs_nothing_and_is_what_it_was_last() {
+    let rig = two_gpus();
+    let device = rig.kernel.device(bdf(1)).unwrap();
+    device.take_config_reads();
+    let status = || rig.read_config(0, 4) >> 16;
+    assert_eq!((status(), device.take_config_reads()), (0x10, 0));
+    rig.write_command(0, MASTER);
+    device.set_physical_config(6, &[0, 0x20]);
+    assert_eq!((status(), device.take_config_reads()), (0x2010, 1));
+    // Turned off again: read once more, then kept.
+    rig.write_command(0, 0);
+    assert_eq!(device.take_config_reads(), 1);
+    assert_eq!((status(), device.take_config_reads()), (0x2010, 0));
+    // Cleared by the guest meanwhile.
+    device.set_physical_config(6, &[0, 0]);
+    rig.write_config(0, 7, &[0x20]);
+    device.set_physical_config(6, &[0, 0]);
+    rig.write_config(0, 7, &[0x20]);
+    device.take_config_reads();
+    assert_eq!(device.take_config_reads(), 0);
+}
+
+#[test]
+fn what_a_device_can_do_is_read_from_the_shadow_and_its_state_from_the_device() {
+    let mut spec = FakeDeviceSpec::gpu(bdf(1), GIB).express();
+    // A serial number.
+    spec.config[0x100..0x108].copy_from_slice(&[3, 0, 1, 0, 7, 7, 7, 7]);
+    let rig = Rig::new(vec![spec], DeviceOptions::default());
+    let device = rig.kernel.device(bdf(1)).unwrap();
+    device.take_config_reads();
+    assert_eq!(rig.read_config(0, 0x104), 0x0707_0707);
+    assert_eq!(device.take_config_reads(), 0);
+    let cost = |register: u16| {
+        rig.read_config(0, 0x60 + register);
+        device.take_config_reads()
+    };
+    let fixed = [0, pcie::DEVCAP, pcie::LNKCAP, pcie::DEVCAP2, pcie::LNKCAP2];
+    assert_eq!(fixed.map(cost), [0; 5]);
+    // Each of these dwords is a control register and a status register.
+    let mixed = [pcie::DEVCTL, pcie::LNKCTL, pcie::LNKCTL2];
+    assert_eq!(mixed.map(cost), [1; 3]);
+    let read = |register: u16| {
+        let mut data = [0; 2];
+        rig.assignment.functions()[0].config_read(0x60 + register, &mut data);
+        (u16::from_le_bytes(data), device.take_config_reads())
+    };
+    for register in [pcie::DEVCTL, pcie::LNKCTL, pcie::DEVCTL2, pcie::LNKCTL2] {
+        rig.write_config(0, 0x60 + register, &0x0123u16.to_le_bytes());
+        rig.write_config(0, 0x61 + register, &[0x45]);
+        device.take_config_reads();
+        assert_eq!(read(register), (0x4523, 0), "{register:#x}");
+    }
+}
+
+#[test]
+fn disabling_intx_alone_does_not_reach_the_device_and_every_other_write_of_command_does() {
+    let rig = two_gpus();
+    rig.kernel.take_log();
+    let writes = |command: u16| {
+        rig.write_command(0, command);
+        let log = rig.kernel.take_log();
+        let writes = log.iter().filter(|e| matches!(e, Event::ConfigWrite(..)));
+        writes.count()
+    };
+    let off = Command::INTX_DISABLE.bits();
+    let commands = [
+        MEM,
+        MEM | off,
+        MEM | MASTER | off,
+        MEM | MASTER,
+        MEM | MASTER,
+        off,
+    ];
+    assert_eq!(commands.map(writes), [1, 0, 1, 0, 1, 1]);
 }
 
 fn options(peer_to_peer: PeerToPeer) -> DeviceOptions {

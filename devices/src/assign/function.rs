@@ -1,36 +1,32 @@
 //! Step 5: one assigned function at run time. Configuration accesses go to the owner of each byte;
 //! accesses to BARs that trap go to the MSI-X machine or to the device's descriptor.
 //!
-//! Invariants: the function's lock is taken before the engine's, never the other way; whatever the
-//! guest does ends in an answer (all ones where the device refuses), never in an error for the VM.
+//! Invariants: the function's lock is taken before the engine's, never the other way, and no two
+//! functions' but by [`super::hot_reset`]; whatever the guest does ends in an answer (all ones where the device refuses), never in an error for the VM.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::commit::{BarEngine, ROM};
+use super::commit::{BarEngine, CommitError, ROM};
 use super::config::{ConfigSpace, Owner};
-use super::irq::Interrupts;
-use super::ports::{CallError, DmaGate, IrqIndex, IrqRequest, Region, VfioDevice};
+use super::error::chain;
+use super::hot_reset::{FunctionCore, HotReset, HotResetError, Registers};
+use super::ports::{CallError, DmaGate, IrqIndex, IrqRequest, Region};
 use super::reset::{forward_command, reset_function};
 use crate::pci::address::Bdf;
 use crate::pci::ecam::PciFunction;
 use crate::pci::image;
-use crate::pci::spec::{Command, DevCtl, PmControl, PowerState};
+use crate::pci::spec::{Command, DevCtl, PmControl, PowerState, Reg};
 use crate::range::Range;
 use crate::rate::RateLimit;
 
-struct Registers {
-    config: ConfigSpace,
-    irq: Interrupts,
-}
-
 /// See the module.
 pub struct AssignedFunction {
-    number: usize,
-    bdf: Bdf,
-    device: Arc<dyn VfioDevice>,
+    core: Arc<FunctionCore>,
+    /// For functions that the host cannot reset alone.
+    hot_reset: Arc<HotReset>,
     engine: Arc<BarEngine>,
     gate: Arc<dyn DmaGate>,
     /// MSI-X table and PBA: the BAR and the bytes in it.
@@ -38,33 +34,30 @@ pub struct AssignedFunction {
     pba: Option<(u8, Range)>,
     /// Contents of the expansion ROM, if it is shown.
     rom: Option<Arc<[u8]>>,
-    registers: Mutex<Registers>,
     limit: RateLimit,
+    told_no_reset: AtomicBool,
 }
 
 impl AssignedFunction {
-    /// Device `number` of the VM. `table` and `pba` say where its MSI-X structures lie.
+    /// Makes a function of its `core`. `msix_bars` says in which BARs its MSI-X table and PBA lie.
     pub fn new(
-        (number, bdf): (usize, Bdf),
-        device: Arc<dyn VfioDevice>,
+        core: Arc<FunctionCore>,
+        hot_reset: Arc<HotReset>,
         engine: Arc<BarEngine>,
         gate: Arc<dyn DmaGate>,
-        config: ConfigSpace,
-        irq: Interrupts,
         msix_bars: Option<(u8, u8)>,
     ) -> Self {
-        let located = irq.msix_ranges().zip(msix_bars);
+        let located = core.registers.lock().irq.msix_ranges().zip(msix_bars);
         Self {
-            number,
-            bdf,
-            device,
+            core,
+            hot_reset,
             engine,
             gate,
             table: located.map(|((table, _), (bar, _))| (bar, table)),
             pba: located.map(|((_, pba), (_, bar))| (bar, pba)),
             rom: None,
-            registers: Mutex::new(Registers { config, irq }),
             limit: RateLimit::default(),
+            told_no_reset: AtomicBool::new(false),
         }
     }
 
@@ -76,7 +69,7 @@ impl AssignedFunction {
 
     /// The device's host address.
     pub fn bdf(&self) -> Bdf {
-        self.bdf
+        self.core.bdf
     }
 
     /// Reads `data.len()` (1 to 8) bytes at `offset` of `bar`.
@@ -89,10 +82,10 @@ impl AssignedFunction {
                 continue;
             };
             match place {
-                Place::Table(at) => self.registers.lock().irq.read_table(at, bytes),
-                Place::Pba(at) => self.registers.lock().irq.read_pba(at, bytes),
+                Place::Table(at) => self.core.registers.lock().irq.read_table(at, bytes),
+                Place::Pba(at) => self.core.registers.lock().irq.read_pba(at, bytes),
                 Place::Device(at) => {
-                    if let Err(error) = self.device.read(Region::Bar(bar), at, bytes) {
+                    if let Err(error) = self.core.device.read(Region::Bar(bar), at, bytes) {
                         bytes.fill(0xff);
                         self.complain(&format!("read BAR {bar} at {at:#x}"), &error);
                     }
@@ -104,7 +97,7 @@ impl AssignedFunction {
     /// Has the kernel signal an event of the device through the returned eventfd; `None` when it
     /// does not offer this kind ([`IrqIndex::Error`], [`IrqIndex::Request`]) for the device.
     pub fn watch(&self, kind: IrqIndex) -> Result<Option<EventFd>, CallError> {
-        match self.device.irq_info(kind) {
+        match self.core.device.irq_info(kind) {
             Ok(info) if info.count == 0 => return Ok(None),
             // vfio_pci_ioctl_get_irq_info: errors are reported for PCIe devices only.
             Err(error) if error.errno() == Some(libc::EINVAL) => return Ok(None),
@@ -115,7 +108,7 @@ impl AssignedFunction {
             call: "eventfd",
             source,
         })?;
-        self.device.set_irqs(&IrqRequest::Trigger {
+        self.core.device.set_irqs(&IrqRequest::Trigger {
             index: kind,
             start: 0,
             fds: &[Some(&fd)],
@@ -142,11 +135,11 @@ impl AssignedFunction {
                 continue;
             };
             match place {
-                Place::Table(at) => self.registers.lock().irq.write_table(at, bytes),
+                Place::Table(at) => self.core.registers.lock().irq.write_table(at, bytes),
                 // The pending bits are read-only (PCI 3.0, 6.8.2.10).
                 Place::Pba(_) => {}
                 Place::Device(at) => {
-                    if let Err(error) = self.device.write(Region::Bar(bar), at, bytes) {
+                    if let Err(error) = self.core.device.write(Region::Bar(bar), at, bytes) {
                         self.complain(&format!("write BAR {bar} at {at:#x}"), &error);
                     }
                 }
@@ -180,19 +173,23 @@ impl AssignedFunction {
 
     fn complain(&self, what: &str, error: &CallError) {
         if self.limit.allow() {
-            tracing::warn!("{}: cannot {what}: {error}: {}", self.bdf, error.source);
+            tracing::warn!(
+                "{}: cannot {what}: {error}: {}",
+                self.core.bdf,
+                error.source
+            );
         }
     }
 
     fn read_physical(&self, offset: u16, data: &mut [u8]) {
-        if let Err(error) = self.device.read(Region::Config, offset.into(), data) {
+        if let Err(error) = self.core.device.read(Region::Config, offset.into(), data) {
             data.fill(0xff);
             self.complain(&format!("read configuration space at {offset:#x}"), &error);
         }
     }
 
     fn write_physical(&self, offset: u16, data: &[u8]) {
-        if let Err(error) = self.device.write(Region::Config, offset.into(), data) {
+        if let Err(error) = self.core.device.write(Region::Config, offset.into(), data) {
             self.complain(&format!("write configuration space at {offset:#x}"), &error);
         }
     }
@@ -204,13 +201,16 @@ impl AssignedFunction {
                 registers.irq.read_msi(offset - cap, data);
             }
             Owner::MsixControl => put(data, offset, registers.irq.msix_control()),
+            Owner::Status if registers.config.is_quiet() => {
+                registers.config.read_shadow(offset, data);
+            }
             Owner::Status => {
                 let mut raw = [0xff; 2];
                 self.read_physical(offset & !1, &mut raw);
                 let status = registers.config.present_status(u16::from_le_bytes(raw));
                 put(data, offset, status);
             }
-            Owner::Device | Owner::DeviceControl => self.read_physical(offset, data),
+            Owner::Device => self.read_physical(offset, data),
             _ => registers.config.read_shadow(offset, data),
         }
     }
@@ -239,7 +239,21 @@ impl AssignedFunction {
             }
             Owner::PowerControl => self.write_power_control(registers, offset, data),
             Owner::DeviceControl => self.write_device_control(registers, offset, data),
-            Owner::Device | Owner::Status => self.write_physical(offset, data),
+            Owner::Control => self.write_control(registers, offset, data),
+            Owner::Device => self.write_physical(offset, data),
+            Owner::Status => {
+                self.write_physical(offset, data);
+                self.keep_status(registers);
+            }
+        }
+    }
+
+    /// For the time in which the function is quiet; while it is not, STATUS is the device's.
+    fn keep_status(&self, registers: &mut Registers) {
+        if registers.config.is_quiet() {
+            let mut raw = [0xff; 2];
+            self.read_physical(Reg::STATUS.offset(), &mut raw);
+            registers.config.keep_status(u16::from_le_bytes(raw));
         }
     }
 
@@ -247,17 +261,24 @@ impl AssignedFunction {
     /// RAM is mapped for it, then what it means for INTx. Nothing is decoded late and no DMA starts
     /// early.
     fn write_command(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
+        let (before, was_quiet) = (registers.config.command(), registers.config.is_quiet());
         registers.config.write_command(offset, data);
         self.commit(registers);
         let command = registers.config.command();
-        let decoders = registers.config.decoders();
-        let allowed = self.allowed(command);
-        if let Err(error) = forward_command(self.device.as_ref(), decoders, allowed) {
-            self.complain("pass COMMAND on to it", &error);
+        // The bit that a driver changes most often; INTx is disabled by disarming it.
+        if before.symmetric_difference(command) != Command::INTX_DISABLE {
+            let decoders = registers.config.decoders();
+            let allowed = self.allowed(command);
+            if let Err(error) = forward_command(self.core.device.as_ref(), decoders, allowed) {
+                self.complain("pass COMMAND on to it", &error);
+            }
         }
         let active = command.intersects(Command::MEMORY | Command::IO | Command::MASTER);
         let allowed = active && !command.contains(Command::INTX_DISABLE);
         registers.irq.allow_intx(allowed);
+        if !was_quiet {
+            self.keep_status(registers);
+        }
     }
 
     /// What of the guest's COMMAND may reach the device. Asked at every write that keeps the bus
@@ -272,7 +293,7 @@ impl AssignedFunction {
     /// Also when nothing has changed: what could not be followed before may be possible now.
     fn commit(&self, registers: &Registers) {
         let programmed = registers.config.programmed();
-        if let Err(error) = self.engine.commit(self.number, &programmed)
+        if let Err(error) = self.engine.commit(self.core.number, &programmed)
             && self.limit.allow()
         {
             tracing::error!(
@@ -287,13 +308,21 @@ impl AssignedFunction {
     fn write_device_control(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
         let from = usize::from(offset & 1);
         let asked = DevCtl::from_bits_retain(merge(0, from, data));
-        if asked.contains(DevCtl::FLR) {
-            if registers.config.offers_function_reset() {
-                self.reset(registers, "a function-level reset");
-            }
-            return;
+        if asked.contains(DevCtl::FLR) && registers.config.offers_function_reset() {
+            // Whatever else was written would be lost in the reset.
+            return self.reset(registers, "a function-level reset");
         }
+        let rest = asked.difference(DevCtl::FLR).bits().to_le_bytes();
+        let bytes = rest.get(from..from + data.len()).unwrap_or_default();
+        self.write_control(registers, offset, bytes);
+    }
+
+    /// A 16-bit register that only the guest changes: the shadow takes what the device made of it.
+    fn write_control(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
         self.write_physical(offset, data);
+        let (aligned, mut raw) = (offset & !1, [0xff; 2]);
+        self.read_physical(aligned, &mut raw);
+        registers.config.write_shadow(aligned, &raw);
     }
 
     /// The power state stays in the shadow, the device in D0. Asleep, the BARs are not decoded;
@@ -304,7 +333,12 @@ impl AssignedFunction {
         registers.config.read_shadow(aligned, &mut raw);
         let old = PmControl::from_bits_retain(u16::from_le_bytes(raw));
         let asked = merge(old.bits(), usize::from(offset & 1), data);
-        let new = old.with_state(PmControl::from_bits_retain(asked).state());
+        let state = PmControl::from_bits_retain(asked).state();
+        if !registers.config.has_power_state(state) {
+            // Such a write changes nothing (PCI PM 1.2, 3.2.4).
+            return;
+        }
+        let new = old.with_state(state);
         let raw = new.bits().to_le_bytes();
         registers.config.write_shadow(aligned, &raw);
         let wakes = old.state() == PowerState::D3Hot && new.state() == PowerState::D0;
@@ -315,35 +349,55 @@ impl AssignedFunction {
         }
     }
 
-    fn reset(&self, registers: &mut Registers, why: &str) {
-        if !self.device.can_reset() {
-            if self.limit.allow() {
-                tracing::warn!(
-                    "{}: the guest asked for {why}, and the host has no way to reset this function alone: its registers are reset, the device is not",
-                    self.bdf
-                );
-            }
-            registers.irq.reset();
-            registers.config.reset();
-        } else {
-            let (config, irq) = (&mut registers.config, &mut registers.irq);
-            if let Err(error) = reset_function(self.device.as_ref(), config, irq) {
+    /// A function that cannot be reset alone is reset once its lock is free, see
+    /// [`PciFunction::config_write`].
+    fn reset(&self, registers: &mut Registers, why: &'static str) {
+        let (config, irq) = (&mut registers.config, &mut registers.irq);
+        if self.core.device.can_reset() {
+            if let Err(error) = reset_function(self.core.device.as_ref(), config, irq) {
                 self.complain(&format!("do {why}"), &error);
             }
             // Also when it failed: the kernel may have got as far as revoking.
             self.remap();
+        } else {
+            irq.reset();
+            config.reset();
+            registers.wanted_reset = Some(why);
         }
+        self.keep_status(registers);
         self.commit(registers);
     }
 
-    fn remap(&self) {
-        if let Err(error) = self.engine.remap(self.number)
-            && self.limit.allow()
-        {
+    fn hot_reset(&self, why: &str) {
+        let Err(error) = self.hot_reset.reset(&self.core) else {
+            return;
+        };
+        let may_tell = match error {
+            HotResetError::Call(_) => self.limit.allow(),
+            HotResetError::Remap(error) => return self.complain_of_remap(&error),
+            // It will be the same each time.
+            _ => !self.told_no_reset.swap(true, Ordering::Relaxed),
+        };
+        if may_tell {
             tracing::warn!(
-                "after a reset: {error}: {}: {}; other devices cannot reach it by DMA",
-                error.source,
-                error.source.source
+                "{}: the guest asked for {why}, and the host does not reset this function: {}; its registers are reset, the device is not",
+                self.core.bdf,
+                chain(&error)
+            );
+        }
+    }
+
+    fn remap(&self) {
+        if let Err(error) = self.engine.remap(self.core.number) {
+            self.complain_of_remap(&error);
+        }
+    }
+
+    fn complain_of_remap(&self, error: &CommitError) {
+        if self.limit.allow() {
+            tracing::warn!(
+                "after a reset: {}; other devices cannot reach it by DMA",
+                chain(error)
             );
         }
     }
@@ -397,7 +451,7 @@ fn owned_parts(
 
 impl PciFunction for AssignedFunction {
     fn config_read(&self, offset: u16, data: &mut [u8]) {
-        let registers = self.registers.lock();
+        let registers = self.core.registers.lock();
         for (part, at, owner) in owned_parts(&registers.config, offset, data.len()) {
             if let Some(bytes) = data.get_mut(part) {
                 self.read_owned(&registers, owner, at, bytes);
@@ -406,11 +460,17 @@ impl PciFunction for AssignedFunction {
     }
 
     fn config_write(&self, offset: u16, data: &[u8]) {
-        let registers = &mut *self.registers.lock();
-        for (part, at, owner) in owned_parts(&registers.config, offset, data.len()) {
-            if let Some(bytes) = data.get(part) {
-                self.write_owned(registers, owner, at, bytes);
+        let wanted_reset = {
+            let registers = &mut *self.core.registers.lock();
+            for (part, at, owner) in owned_parts(&registers.config, offset, data.len()) {
+                if let Some(bytes) = data.get(part) {
+                    self.write_owned(registers, owner, at, bytes);
+                }
             }
+            registers.wanted_reset.take()
+        };
+        if let Some(why) = wanted_reset {
+            self.hot_reset(why);
         }
     }
 }

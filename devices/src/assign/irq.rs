@@ -1,8 +1,9 @@
 //! Step 6: the interrupts of one device. Exactly one of MSI-X, MSI and INTx is enabled in VFIO at
 //! any time: the one that the guest's registers select, MSI-X before MSI before INTx.
 //!
-//! Invariant: what the guest's registers say is kept even when the kernel refuses to follow; the
-//! refusal is logged, and the next change by the guest tries again.
+//! Invariants: a kind is enabled only once nothing of the one before is left; what the guest's
+//! registers say is kept even when the kernel refuses to follow; the refusal is logged, and the next
+//! change by the guest tries again.
 
 use std::sync::Arc;
 
@@ -195,10 +196,17 @@ impl Interrupts {
     /// Lets VFIO and the routes follow the registers of `source`.
     fn follow(&mut self, source: Mode, changed: &[u16]) {
         let wanted = self.wanted_mode();
-        if wanted != self.mode {
+        // Half left, when the kernel refused the rest.
+        let broken = wanted != Mode::Off && !self.is_enabled();
+        if wanted != self.mode || broken {
             let old = self.mode;
             let left = self.leave();
             self.report(left, old, "disable");
+            if self.is_in_use() {
+                // VFIO enables one kind at a time, and both kinds of message share their routes:
+                // the next change tries again.
+                return;
+            }
             self.mode = Mode::Off;
             let entered = self.enter(wanted);
             if entered.is_ok() {
@@ -246,6 +254,28 @@ impl Interrupts {
             (Mode::Msix, Some((_, set)), _) | (Mode::Msi, _, Some((_, set))) => set.disable(&ports),
             (Mode::Intx, ..) => self.disconnect_intx(),
             _ => Ok(()),
+        }
+    }
+
+    /// Whether the kind of the mode is enabled in VFIO.
+    fn is_enabled(&self) -> bool {
+        match self.mode {
+            Mode::Off => false,
+            Mode::Intx => self.intx.connected.is_some(),
+            Mode::Msi | Mode::Msix => self.vectors().is_some_and(VectorSet::is_enabled),
+        }
+    }
+
+    /// Whether anything of the kind of the mode is left in the kernel.
+    fn is_in_use(&self) -> bool {
+        self.is_enabled() || self.vectors().is_some_and(VectorSet::is_connected)
+    }
+
+    /// The vectors of the mode.
+    fn vectors(&self) -> Option<&VectorSet> {
+        match (self.mode, &self.msix, &self.msi) {
+            (Mode::Msix, Some((_, set)), _) | (Mode::Msi, _, Some((_, set))) => Some(set),
+            _ => None,
         }
     }
 
@@ -316,12 +346,13 @@ impl Interrupts {
     }
 
     fn disconnect_intx(&mut self) -> Result<(), CallError> {
-        let (Some((trigger, _resample)), Some(gsi)) = (self.intx.connected.take(), self.intx.gsi)
-        else {
+        let (Some(_), Some(gsi)) = (&self.intx.connected, self.intx.gsi) else {
             return Ok(());
         };
-        let disarmed = self.device.set_irqs(&IrqRequest::Disable(IrqIndex::Intx));
-        let disconnected = self.ports.lines.disconnect(gsi, &trigger);
-        disarmed.and(disconnected)
+        self.device.set_irqs(&IrqRequest::Disable(IrqIndex::Intx))?;
+        match self.intx.connected.take() {
+            Some((trigger, _resample)) => self.ports.lines.disconnect(gsi, &trigger),
+            None => Ok(()),
+        }
     }
 }

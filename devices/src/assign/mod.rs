@@ -4,11 +4,11 @@
 //! 2. [`size`]: configuration space, BARs, interrupts of each; [`windows`]: what can be mapped;
 //! 3. [`crate::pci::place`]: a guest-physical address for every BAR;
 //! 4. [`map`]: areas into the VMM; [`ram`]: RAM into the IOMMU, possibly while the guest runs
-//!    already: a device waits for it before it masters the bus; [`commit`]: areas into memslots and, where
-//!    [`peers`] may reach them, into the IOMMU;
+//!    already: a device waits for it before it masters the bus; [`commit`]: areas into memslots;
+//!    [`peer_maps`]: where [`peers`] may reach them, into the IOMMU, before the same moment;
 //! 5. [`function`]: the guest's configuration accesses ([`config`]) and BAR accesses that
 //!    [`trap`]; a write to COMMAND or a BAR is planned ([`plan`]) and committed ([`commit`]), a
-//!    [`reset`] is carried out;
+//!    [`reset`] is carried out, by [`hot_reset`] where the function cannot be reset alone;
 //! 6. [`irq`] and [`vectors`]: INTx, MSI and MSI-X.
 //!
 //! [`ports`] is what all of it needs from the kernel.
@@ -17,9 +17,11 @@ pub mod commit;
 pub mod config;
 pub mod error;
 pub mod function;
+pub mod hot_reset;
 pub mod irq;
 pub mod map;
 pub mod open;
+pub mod peer_maps;
 pub mod peers;
 pub mod plan;
 pub mod ports;
@@ -37,6 +39,12 @@ mod flow_tests;
 #[cfg(test)]
 mod gate_tests;
 #[cfg(test)]
+mod hot_reset_tests;
+#[cfg(test)]
+mod irq_property_tests;
+#[cfg(test)]
+mod irq_tests;
+#[cfg(test)]
 mod property_tests;
 #[cfg(test)]
 mod reset_tests;
@@ -44,6 +52,8 @@ mod reset_tests;
 mod testing;
 
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 pub use error::AssignError;
 pub use size::SizedDevice;
@@ -57,7 +67,9 @@ use crate::range::Range;
 use commit::{BarEngine, EngineBar, ROM};
 use config::{ConfigSetup, ConfigSpace};
 use function::AssignedFunction;
+use hot_reset::{FunctionCore, HotReset, Registers};
 use irq::{Interrupts, IrqCounts, IrqPorts};
+use peer_maps::Unreachable;
 use peers::Peers;
 use ports::{DmaGate, IommuBackend, MemSlots};
 use trap::{BarWindow, Space};
@@ -136,6 +148,7 @@ pub struct Assignment {
     functions: Vec<Arc<AssignedFunction>>,
     engine: Arc<BarEngine>,
     windows: BarWindows,
+    peers: Mutex<Peers>,
 }
 
 /// The BARs of all `devices`, to be placed.
@@ -163,7 +176,9 @@ pub fn requests_of(bars: Vec<Vec<BarInfo>>, options: &[DeviceOptions]) -> Vec<Pl
 }
 
 impl Assignment {
-    /// Installs the opened `devices` at their placed addresses. `gsi` tells where the INTx pin (1
+    /// Installs the opened `devices` at their placed addresses. Their BARs are not mapped for peers
+    /// yet: [`Assignment::map_peers`] must have been called before any of them masters the bus.
+    /// `gsi` tells where the INTx pin (1
     /// to 4) of a device, by its number, is routed.
     pub fn new(
         devices: Vec<SizedDevice>,
@@ -176,20 +191,40 @@ impl Assignment {
         let mut peers = Peers::new(devices.len(), options, ports.iommu.nature());
         let engine = engine(&devices, options, &mut peers, placement, &windows, ports)?;
         engine.install_slots()?;
-        install_peer_to_peer(&engine, &devices, peers)?;
+        engine.begin_peers(|device| peers.wanted(device));
         let engine = Arc::new(engine);
-        let functions = devices
-            .into_iter()
-            .enumerate()
-            .map(|(number, device)| {
-                Arc::new(function(number, device, placement, &engine, ports, &gsi))
-            })
+        let cores = devices.iter().enumerate();
+        let cores: Vec<_> = cores
+            .map(|(number, device)| Arc::new(core(number, device, placement, ports, &gsi)))
             .collect();
+        let hot_reset = Arc::new(HotReset::new(cores.clone(), Arc::clone(&engine)));
+        let functions = devices.into_iter().zip(cores).map(|(device, core)| {
+            let shared = (Arc::clone(&hot_reset), Arc::clone(&engine));
+            Arc::new(function(device, core, shared, ports))
+        });
+        let functions = functions.collect();
         Ok(Self {
             functions,
             engine,
             windows,
+            peers: Mutex::new(peers),
         })
+    }
+
+    /// Maps the BARs that peers are to reach, and follows what the guest does with them from then
+    /// on. Takes long on some kernels; may run beside the guest, but for devices that master the
+    /// bus. `is_over` ends it between two mappings.
+    pub fn map_peers(&self, is_over: impl Fn() -> bool) -> Result<(), AssignError> {
+        let give_up = |lost: Unreachable| {
+            let bdf = lost.error.bdf;
+            let mut peers = self.peers.lock();
+            peers.give_up(lost.device, bdf, lost.error.into())
+        };
+        self.engine.map_peers(give_up, is_over)?;
+        if let Some(warning) = self.peers.lock().warning() {
+            tracing::warn!("{warning}");
+        }
+        Ok(())
     }
 
     /// The functions, in the order of the devices.
@@ -272,33 +307,14 @@ fn engine(
     ))
 }
 
-/// Maps the BARs that `peers` are to reach.
-fn install_peer_to_peer(
-    engine: &BarEngine,
-    devices: &[SizedDevice],
-    mut peers: Peers,
-) -> Result<(), AssignError> {
-    for (number, device) in devices.iter().enumerate() {
-        if peers.wanted(number)
-            && let Err(error) = engine.install_peer_to_peer(number)
-        {
-            peers.give_up(number, device.bdf, error.into())?;
-        }
-    }
-    if let Some(warning) = peers.warning() {
-        tracing::warn!("{warning}");
-    }
-    Ok(())
-}
-
-fn function(
+/// The registers of a device as the guest sees them.
+fn core(
     number: usize,
-    device: SizedDevice,
+    device: &SizedDevice,
     placement: &Placement,
-    engine: &Arc<BarEngine>,
     ports: &Ports,
     gsi: &impl Fn(usize, u8) -> u32,
-) -> AssignedFunction {
+) -> FunctionCore {
     let bars: Vec<BarInfo> = device.bars.iter().map(|bar| bar.info).collect();
     let placed = |bar: u8| Some((bar, placement.address(number, bar)?));
     let addresses: Vec<(u8, u64)> = (0..=ROM).filter_map(placed).collect();
@@ -323,18 +339,28 @@ fn function(
     let id: (u16, Bdf) = (number as u16, device.bdf);
     let vfio = Arc::clone(&device.device);
     let irq = Interrupts::new(id, vfio, &device.caps, counts, gsi, ports.irq.clone());
-    let msix_bars = device.caps.msix.as_ref();
-    let msix_bars = msix_bars.map(|cap| (cap.table.bar, cap.pba.bar));
-    AssignedFunction::new(
-        (number, device.bdf),
-        device.device,
-        Arc::clone(engine),
-        Arc::clone(&ports.gate),
-        config,
-        irq,
-        msix_bars,
-    )
-    .with_rom(device.rom)
+    FunctionCore {
+        number,
+        bdf: device.bdf,
+        device: Arc::clone(&device.device),
+        registers: Mutex::new(Registers {
+            config,
+            irq,
+            wanted_reset: None,
+        }),
+    }
+}
+
+fn function(
+    device: SizedDevice,
+    core: Arc<FunctionCore>,
+    (hot_reset, engine): (Arc<HotReset>, Arc<BarEngine>),
+    ports: &Ports,
+) -> AssignedFunction {
+    let msix = device.caps.msix.as_ref();
+    let msix_bars = msix.map(|cap| (cap.table.bar, cap.pba.bar));
+    let gate = Arc::clone(&ports.gate);
+    AssignedFunction::new(core, hot_reset, engine, gate, msix_bars).with_rom(device.rom)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::error::AssignError;
-use super::ports::IommuBackend;
+use super::ports::{IommuBackend, OpenError};
 use super::size::{SizedDevice, size};
 use crate::pci::address::Bdf;
 use crate::threads::on_each;
@@ -25,8 +25,9 @@ pub fn open_all(
 }
 
 fn open(iommu: &dyn IommuBackend, bdf: Bdf) -> Result<SizedDevice, AssignError> {
-    let device = iommu
-        .open(bdf)
-        .map_err(|source| AssignError::Open { bdf, source })?;
+    let device = iommu.open(bdf).map_err(|error| match error {
+        OpenError::Call(source) => AssignError::Open { bdf, source },
+        OpenError::Iommufd(error) => AssignError::Iommufd(error),
+    })?;
     size(bdf, Arc::from(device))
 }

@@ -1,11 +1,9 @@
 //! Which devices' BARs other devices reach by DMA, and what becomes of those that cannot be
 //! reached: fatal where it was asked for, otherwise one warning for all of them.
 
-use std::error::Error;
-use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
 
-use super::error::AssignError;
+use super::error::{AssignError, chain};
 use super::ports::IommuNature;
 use super::size::{SizedBar, SizedDevice};
 use super::{DeviceOptions, PeerToPeer, map};
@@ -80,16 +78,10 @@ impl Peers {
     pub fn warning(&self) -> Option<String> {
         let (_, reason) = self.lost.first()?;
         let names: Vec<String> = self.lost.iter().map(|(bdf, _)| bdf.to_string()).collect();
-        let mut text = format!(
-            "peer-to-peer is off for {}: other devices cannot reach BARs there by DMA: {reason}",
-            names.join(", ")
-        );
-        let mut source = reason.source();
-        while let Some(cause) = source {
-            // Writing to a String does not fail.
-            let _ = write!(text, ": {cause}");
-            source = cause.source();
-        }
-        Some(text)
+        Some(format!(
+            "peer-to-peer is off for {}: other devices cannot reach BARs there by DMA: {}",
+            names.join(", "),
+            chain(reason)
+        ))
     }
 }

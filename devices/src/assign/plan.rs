@@ -86,6 +86,13 @@ pub enum Op {
     Map(AreaId, u64),
 }
 
+impl Op {
+    /// Whether it changes a mapping of the IOMMU.
+    pub fn is_iommu(&self) -> bool {
+        matches!(self, Self::Unmap(..) | Self::Map(..))
+    }
+}
+
 /// For each BAR the guest-physical address at which it answers, if any. A BAR answers when its
 /// decode is on, it lies whole inside one of the `windows` (which exclude RAM, ECAM and the
 /// interrupt pages), and no BAR that was there before overlaps it.

@@ -9,6 +9,7 @@ use std::os::fd::{OwnedFd, RawFd};
 
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::iommu::iommufd_error::IommufdError;
 use crate::pci::address::Bdf;
 use crate::range::Range;
 use crate::sys::{Alignment, HostMap, HostRange};
@@ -112,6 +113,16 @@ pub enum IrqRequest<'a> {
     MaskIntx,
 }
 
+/// A function that a reset of a slot or bus affects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResetFunction {
+    /// Its host address.
+    pub bdf: Bdf,
+    /// The kernel takes it for this process's: it is assigned, or in the IOMMU group of one that
+    /// is.
+    pub ours: bool,
+}
+
 /// An opened VFIO device.
 pub trait VfioDevice: Send + Sync {
     /// Size, flags and mappable areas of `region`. Not asked for the ROM unless it is wanted:
@@ -142,6 +153,14 @@ pub trait VfioDevice: Send + Sync {
 
     /// `VFIO_DEVICE_RESET`. Interrupts must be disarmed and COMMAND.MASTER clear before.
     fn reset(&self) -> Result<(), CallError>;
+
+    /// `VFIO_DEVICE_GET_PCI_HOT_RESET_INFO`: all functions that [`VfioDevice::hot_reset`] resets,
+    /// this one among them. ENODEV where there is no slot or bus that could be reset.
+    fn hot_reset_functions(&self) -> Result<Vec<ResetFunction>, CallError>;
+
+    /// `VFIO_DEVICE_PCI_HOT_RESET`: resets the function's slot or bus. All that are affected must
+    /// be ours, with interrupts disarmed and COMMAND.MASTER clear.
+    fn hot_reset(&self) -> Result<(), CallError>;
 }
 
 /// One DMA mapping: a device may read and write `memory` at `iova`.
@@ -172,6 +191,17 @@ pub struct IommuNature {
     pub parallel_maps: bool,
 }
 
+/// Why a device is not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The call that opens it failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// It does not come to iommufd.
+    #[error(transparent)]
+    Iommufd(#[from] IommufdError),
+}
+
 /// An IOMMU context that all assigned devices share.
 pub trait IommuBackend: Send + Sync {
     /// `type1` or `iommufd`.
@@ -180,8 +210,9 @@ pub trait IommuBackend: Send + Sync {
     /// What it can do.
     fn nature(&self) -> IommuNature;
 
-    /// Opens one device; the kernel resets it meanwhile. Called from several threads at once.
-    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, CallError>;
+    /// Opens one device; the kernel resets it meanwhile. Called from several threads at once, once
+    /// for each device, and for all devices before anything is mapped.
+    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, OpenError>;
 
     /// Maps `request`. The backend keeps the memory alive until it is unmapped.
     fn map(&self, request: &MapRequest) -> Result<(), CallError>;
@@ -189,7 +220,7 @@ pub trait IommuBackend: Send + Sync {
     /// Unmaps every mapping inside `range`, which must not cut one in two.
     fn unmap(&self, range: Range) -> Result<(), CallError>;
 
-    /// IO-virtual addresses that can be mapped, ascending.
+    /// IO-virtual addresses that can be mapped, ascending. iommufd knows when all devices are open.
     fn iova_ranges(&self) -> Result<Vec<Range>, CallError>;
 
     /// Group or device descriptors to add to the VM's `KVM_DEV_TYPE_VFIO` device before any vCPU
@@ -214,7 +245,7 @@ pub trait MemSlots: Send + Sync {
 }
 
 /// Address and data of a message-signalled interrupt.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MsiMessage {
     /// 64-bit message address.
     pub address: u64,

@@ -2,9 +2,14 @@
 //! reset. A boot stops at the first obstacle, a preflight shows all of them; each comes with the
 //! command that mends it.
 
+use std::fmt;
+
 use crate::host::Sysfs;
 use crate::pci::address::Bdf;
 use crate::remedy::Remedy;
+
+/// The driver that keeps a device from all others.
+const PCI_STUB: &str = "pci-stub";
 
 /// Why a device cannot be assigned. Each message ends with its [`PreflightError::remedy`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -93,6 +98,38 @@ fn iommu_command(option: &str) -> String {
     )
 }
 
+/// A member of an assigned device's group that is not assigned itself. The kernel allows it; who
+/// assigns a GPU and forgets its audio function learns it here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The assigned device.
+    pub bdf: Bdf,
+    /// Their group.
+    pub group: u32,
+    /// The member.
+    pub member: Bdf,
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { bdf, group, member } = self;
+        write!(
+            f,
+            "{member} is not assigned though it shares IOMMU group {group} with {bdf}, so that nobody else can use it meanwhile"
+        )
+    }
+}
+
+impl LeftOut {
+    /// What mends it.
+    pub fn remedy(&self) -> Remedy {
+        Remedy::advice(format!(
+            "`--vfio {}` gives it to the guest as well",
+            self.member
+        ))
+    }
+}
+
 /// A shell command that gives `bdf` to vfio-pci, whatever has it now.
 fn bind_command(bdf: Bdf) -> String {
     let device = format!("/sys/bus/pci/devices/{bdf}");
@@ -117,6 +154,26 @@ pub fn check(sysfs: &Sysfs, devices: &[Bdf]) -> Result<Vec<(Bdf, u32)>, Prefligh
         checked.push((*bdf, check_one(sysfs, *bdf)?));
     }
     Ok(checked)
+}
+
+/// The endpoints that are left out of the groups of the `checked` devices, each once. One that was
+/// given to pci-stub was left out on purpose.
+pub fn left_out(sysfs: &Sysfs, checked: &[(Bdf, u32)]) -> Vec<LeftOut> {
+    let mut found: Vec<LeftOut> = Vec::new();
+    for &(bdf, group) in checked {
+        if found.iter().any(|left_out| left_out.group == group) {
+            continue;
+        }
+        for member in sysfs.group_members(group).unwrap_or_default() {
+            let driver = sysfs.device(member).and_then(|device| device.driver);
+            let assigned = checked.iter().any(|(other, _)| *other == member);
+            let stub = driver.as_deref() == Some(PCI_STUB);
+            if !assigned && !stub && !sysfs.is_bridge(member) {
+                found.push(LeftOut { bdf, group, member });
+            }
+        }
+    }
+    found
 }
 
 fn check_one(sysfs: &Sysfs, bdf: Bdf) -> Result<u32, PreflightError> {
@@ -154,7 +211,7 @@ pub fn problems(sysfs: &Sysfs, bdf: Bdf) -> (Option<u32>, Vec<PreflightError>) {
         }
         let driver = sysfs.device(member).and_then(|device| device.driver);
         let Some(driver) = driver else { continue };
-        let harmless = is_vfio(&driver) || driver == "pci-stub" || sysfs.is_bridge(member);
+        let harmless = is_vfio(&driver) || driver == PCI_STUB || sysfs.is_bridge(member);
         if !harmless {
             problems.push(PreflightError::GroupMember {
                 bdf,
@@ -210,7 +267,10 @@ mod tests {
         let sysfs = tree(root.path(), devices);
         let wanted: Vec<Bdf> = wanted.iter().map(|bdf| bdf.parse().unwrap()).collect();
         match check(&sysfs, &wanted) {
-            Ok(groups) => format!("{groups:?}"),
+            Ok(groups) => match left_out(&sysfs, &groups).as_slice() {
+                [] => format!("{groups:?}"),
+                left_out => left_out.iter().map(LeftOut::to_string).collect(),
+            },
             Err(error) => error.to_string(),
         }
     }
@@ -236,9 +296,20 @@ mod tests {
         assert!(text.contains("group 3"), "{text}");
         assert!(text.contains("0000:41:00.1"), "{text}");
         assert!(text.contains("snd_hda_intel"), "{text}");
-        for driver in ["", "pci-stub", "vfio-pci"] {
+        devices[1].1 = "pci-stub";
+        assert!(message(&devices, &["41:00.0"]).starts_with('['));
+        for driver in ["", "vfio-pci"] {
             devices[1].1 = driver;
-            assert!(message(&devices, &["41:00.0"]).starts_with('['));
+            let text = message(&devices, &["41:00.0"]);
+            assert!(text.starts_with("0000:41:00.1 is not assigned"), "{text}");
+            assert!(
+                text.contains("group 3 with 0000:41:00.0") && !text.contains("40:00"),
+                "{text}"
+            );
+        }
+        devices[1].1 = "vfio-pci";
+        for order in [["41:00.0", "41:00.1"], ["41:00.1", "41:00.0"]] {
+            assert!(message(&devices, &order).starts_with('['));
         }
     }
 

@@ -2,10 +2,13 @@
 //! written with, slots, mappings and answers are what the rules of `plan.rs` promise; and when the
 //! kernel refuses any call, nothing has changed.
 
+use std::cell::RefCell;
+use std::sync::Arc;
+
 use super::plan::MAX_STALE_IOVAS;
 use super::ports::IommuNature;
 use super::testing::{DMABUF, GIB, RAM, Rig, bdf};
-use super::{DeviceOptions, PeerToPeer};
+use super::{AssignError, DeviceOptions, PeerToPeer};
 use crate::fake::{Event, FakeDeviceSpec};
 use crate::pci::spec::{Command, pcie};
 use crate::range::Range;
@@ -112,9 +115,31 @@ impl Guest {
             ..DeviceOptions::default()
         };
         let rig = Rig::on(nature, vec![spec(1), spec(2)], options);
+        Self::drives(rig, seed, options, nature)
+    }
+
+    /// BARs are not mapped for peers yet.
+    fn before_maps(seed: u64, peer_to_peer: PeerToPeer) -> Self {
+        let bar = crate::pci::bar::BarKind::Mem64 { prefetchable: true };
+        let spec = |n| FakeDeviceSpec::bare(bdf(n)).bar(BAR, bar, SIZE).express();
+        let options = DeviceOptions {
+            peer_to_peer,
+            ..DeviceOptions::default()
+        };
+        let nature = IommuNature::default();
+        let rig = Rig::unmapped(nature, vec![spec(1), spec(2)], &[options]).unwrap();
+        Self::drives(rig, seed, options, nature)
+    }
+
+    fn drives(rig: Rig, seed: u64, options: DeviceOptions, nature: IommuNature) -> Self {
         let placed = [rig.placed(0, BAR), rig.placed(1, BAR)];
-        let mapped = rig.kernel.mappings();
-        let at = |gpa| mapped.iter().find(|(range, _)| range.start() == gpa);
+        let (mapped, slots) = (rig.kernel.mappings(), rig.kernel.slots());
+        let at = |gpa| {
+            mapped
+                .iter()
+                .chain(&slots)
+                .find(|(range, _)| range.start() == gpa)
+        };
         let memory = placed.map(|gpa| at(gpa).unwrap().1);
         let window = rig.placement.mmio64.unwrap();
         rig.kernel.take_log();
@@ -127,7 +152,7 @@ impl Guest {
             random: Random(seed),
             window,
             memory,
-            strict,
+            strict: options.strict_decode,
             nature,
             resets: false,
         }
@@ -265,6 +290,87 @@ fn a_hundred_thousand_random_writes_keep_every_promise() {
             guest.check(step);
             let log = guest.rig.kernel.take_log();
             guest.check_unmaps(&log);
+        }
+    }
+}
+
+/// Maps BARs for peers while the guest takes a few steps beside each mapping.
+fn map_beside(guest: &RefCell<Guest>) -> Result<(), AssignError> {
+    let assignment = Arc::clone(&guest.borrow().rig.assignment);
+    assignment.map_peers(|| {
+        let guest = &mut *guest.borrow_mut();
+        for _ in 0..guest.random.below(6) {
+            guest.rig.kernel.take_log();
+            let step = guest.step();
+            guest.model.take(step);
+            guest.drive(step);
+            let log = guest.rig.kernel.take_log();
+            let is_iommu = |e: &&Event| matches!(e, Event::Map(_) | Event::Unmap(_));
+            assert_eq!(log.iter().find(is_iommu), None, "{step:?}");
+            for device in [0, 1] {
+                let slots = guest.rig.kernel.slots();
+                let mine = slots.iter().find(|(_, hva)| *hva == guest.memory[device]);
+                if let Some(answer) = guest.model.answer(device, &guest.window) {
+                    assert_eq!(mine.map(|(range, _)| *range), Some(answer), "{step:?}");
+                }
+            }
+        }
+        false
+    })
+}
+
+#[test]
+fn what_a_guest_does_while_bars_are_mapped_is_made_up_for() {
+    for seed in 0..500 {
+        let guest = RefCell::new(Guest::before_maps(seed, PeerToPeer::On));
+        guest.borrow_mut().resets = seed % 2 == 0;
+        map_beside(&guest).unwrap();
+        let mut guest = guest.into_inner();
+        guest.check(Step::Command(0, 0));
+        for _ in 0..50 {
+            let step = guest.step();
+            guest.model.take(step);
+            guest.drive(step);
+            guest.check(step);
+        }
+    }
+}
+
+#[test]
+fn whichever_mapping_is_refused_that_device_alone_is_not_reached() {
+    for seed in 0..500 {
+        for wish in [PeerToPeer::Auto, PeerToPeer::On] {
+            let guest = RefCell::new(Guest::before_maps(seed, wish));
+            guest
+                .borrow()
+                .rig
+                .kernel
+                .fail_map(seed as usize % 3, libc::ENOMEM);
+            let result = map_beside(&guest);
+            let mut guest = guest.into_inner();
+            let Some(Event::Map(refused)) = guest.rig.kernel.failed() else {
+                assert!(result.is_ok());
+                continue;
+            };
+            assert_eq!(result.is_err(), wish == PeerToPeer::On);
+            if result.is_err() {
+                continue;
+            }
+            let mut reached = [None; 2];
+            for _ in 0..50 {
+                let step = guest.step();
+                guest.model.take(step);
+                guest.drive(step);
+                let answers = [0, 1].map(|d| guest.model.answer(d, &guest.window));
+                let mapped = guest.rig.kernel.mappings();
+                for (device, answer) in answers.into_iter().enumerate() {
+                    let Some(range) = answer else { continue };
+                    let here = mapped.contains(&(range, guest.memory[device]));
+                    // The same each time.
+                    assert_eq!(*reached[device].get_or_insert(here), here, "{step:?}");
+                }
+            }
+            assert_ne!(reached, [Some(true); 2], "{refused}");
         }
     }
 }

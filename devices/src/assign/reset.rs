@@ -11,6 +11,8 @@
 //! 4. BARs mapped by dma-buf are mapped anew ([`super::commit::BarEngine::remap`]): the reset
 //!    revoked them.
 //! 5. The guest sees reset values and restores them itself, as after any reset.
+//!
+//! A function that the host cannot reset alone: [`super::hot_reset`].
 
 use super::config::ConfigSpace;
 use super::irq::Interrupts;

@@ -104,6 +104,23 @@ fn a_function_that_the_host_cannot_reset_does_not_offer_it() {
     assert!(rig.answers_at(rig.placed(0, 2)).is_some());
     let resets = rig.kernel.take_log();
     assert!(!resets.iter().any(|e| matches!(e, Event::Reset(_))));
+    // The other bits of such a write hold nevertheless.
+    rig.write_config(0, DEVCTL, &0x8810u16.to_le_bytes());
+    let wrote = Event::ConfigWrite(bdf(1), DEVCTL.into(), vec![0x10, 0x08]);
+    assert_eq!(rig.kernel.take_log(), [wrote]);
+}
+
+#[test]
+fn a_power_state_that_the_function_does_not_have_is_not_entered() {
+    let rig = running_gpu(true);
+    let state = |state: u16| {
+        rig.write_config(0, PMCSR, &state.to_le_bytes());
+        rig.read_config(0, PMCSR) & 3
+    };
+    // D1 and D2 are not among its capabilities.
+    assert_eq!([state(1), state(2)], [0, 0]);
+    assert!(rig.answers_at(rig.placed(0, 2)).is_some());
+    assert_eq!([state(3), state(2), state(0)], [3, 3, 0]);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use super::commit::ROM;
 use super::error::AssignError;
 use super::ports::Region;
 use super::size::SizedDevice;
+use crate::pci::address::Bdf;
 use crate::pci::bar::{BarInfo, BarKind};
 use crate::pci::image;
 use crate::pci::spec::{CapId, Reg};
@@ -34,6 +35,15 @@ pub fn rom_bar(len: u64) -> BarInfo {
             prefetchable: false,
         },
         size: len.max(2048).next_power_of_two(),
+    }
+}
+
+/// Whether a device of that `vendor` can be in a clique.
+pub fn check_clique(bdf: Bdf, vendor: u16) -> Result<(), AssignError> {
+    const NVIDIA: u16 = 0x10de;
+    match vendor {
+        NVIDIA => Ok(()),
+        _ => Err(AssignError::NotNvidia { bdf }),
     }
 }
 
@@ -68,11 +78,8 @@ impl SizedDevice {
     /// Adds the vendor capability by which NVIDIA's driver learns that GPUs of one `clique` (0 to
     /// 15) reach each other's BARs: length 8, signature "P2P", the clique in bits 3 to 6.
     pub fn add_clique(&mut self, clique: u8) -> Result<(), AssignError> {
-        const NVIDIA: u16 = 0x10de;
         let bdf = self.bdf;
-        if image::read_u16(&self.config, Reg::VENDOR_ID.offset()) != NVIDIA {
-            return Err(AssignError::NotNvidia { bdf });
-        }
+        check_clique(bdf, image::read_u16(&self.config, Reg::VENDOR_ID.offset()))?;
         let body = [8, b'P', b'2', b'P', (clique & 0xf) << 3, 0];
         let at = self.caps.insert(&mut self.config, CapId::VENDOR, &body);
         let at = at.ok_or(AssignError::NoRoomForClique { bdf })?;

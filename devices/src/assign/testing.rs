@@ -31,7 +31,7 @@ pub const RAM: Range = Range::from_bounds(0, GIB);
 /// Assigned fake devices.
 pub struct Rig {
     pub kernel: Arc<FakeKernel>,
-    pub assignment: Assignment,
+    pub assignment: Arc<Assignment>,
     pub placement: Placement,
 }
 
@@ -67,13 +67,15 @@ impl Rig {
         adjust: impl Fn(&mut SizedDevice),
     ) -> Self {
         let gate = Arc::new(OpenGate);
-        Self::build(IommuNature::default(), specs, &[options], gate, adjust).unwrap()
+        let rig = Self::build(IommuNature::default(), specs, &[options], gate, adjust);
+        rig.and_then(Self::mapped).unwrap()
     }
 
     /// Behind a gate, which is made from the kernel.
     pub fn gated(nature: IommuNature, specs: Vec<FakeDeviceSpec>, gate: Arc<dyn DmaGate>) -> Self {
         let options = [DeviceOptions::default()];
-        Self::build(nature, specs, &options, gate, |_| ()).unwrap()
+        let rig = Self::build(nature, specs, &options, gate, |_| ());
+        rig.and_then(Self::mapped).unwrap()
     }
 
     /// On a backend of any nature.
@@ -88,7 +90,22 @@ impl Rig {
         specs: Vec<FakeDeviceSpec>,
         options: &[DeviceOptions],
     ) -> Result<Self, AssignError> {
+        let rig = Self::unmapped(nature, specs, options)?;
+        rig.mapped()
+    }
+
+    /// BARs are not mapped for peers yet.
+    pub fn unmapped(
+        nature: IommuNature,
+        specs: Vec<FakeDeviceSpec>,
+        options: &[DeviceOptions],
+    ) -> Result<Self, AssignError> {
         Self::build(nature, specs, options, Arc::new(OpenGate), |_| ())
+    }
+
+    fn mapped(self) -> Result<Self, AssignError> {
+        self.assignment.map_peers(|| false)?;
+        Ok(self)
     }
 
     fn build(
@@ -138,7 +155,7 @@ impl Rig {
         );
         Ok(Self {
             kernel,
-            assignment: assignment?,
+            assignment: Arc::new(assignment?),
             placement,
         })
     }

@@ -7,7 +7,7 @@ use crate::assign::ports::{IrqIndex, IrqInfo, RegionInfo};
 use crate::pci::address::Bdf;
 use crate::pci::bar::BarKind;
 use crate::pci::image;
-use crate::pci::spec::{CONFIG_SIZE, CapId, DevCap, Reg, Status, pcie};
+use crate::pci::spec::{CONFIG_SIZE, CapId, DevCap, MsiControl, Reg, Status, pcie};
 use crate::range::Range;
 
 impl FakeDeviceSpec {
@@ -22,6 +22,7 @@ impl FakeDeviceSpec {
             bars: Default::default(),
             irqs: BTreeMap::new(),
             can_reset: true,
+            on_bus: Vec::new(),
             can_export: true,
         }
     }
@@ -100,8 +101,26 @@ impl FakeDeviceSpec {
         self
     }
 
+    /// Adds MSI at 0x80 in front of what is there: 64-bit, `vectors` a power of two, maskable.
+    pub fn msi(mut self, vectors: u16) -> Self {
+        const AT: u16 = 0x80;
+        let old = image::read_u8(&self.config, Reg::CAPABILITIES.offset());
+        let config = &mut self.config;
+        image::write_u8(config, Reg::CAPABILITIES.offset(), AT as u8);
+        image::write_u16(config, Reg::STATUS.offset(), Status::CAP_LIST.bits());
+        image::write_u8(config, AT, CapId::MSI.0);
+        image::write_u8(config, AT + 1, old);
+        let mut control = MsiControl::from_bits_retain((vectors.ilog2() as u16) << 1);
+        control |= MsiControl::ADDRESS_64 | MsiControl::MASKABLE;
+        image::write_u16(config, AT + 2, control.bits());
+        self.irq(IrqIndex::Msi, vectors.into())
+    }
+
     /// Says how many vectors of a kind there are.
     pub fn irq(mut self, index: IrqIndex, count: u32) -> Self {
+        if index == IrqIndex::Intx {
+            image::write_u8(&mut self.config, Reg::INTERRUPT_PIN.offset(), 1);
+        }
         let noresize = index == IrqIndex::Msi;
         self.irqs.insert(index, IrqInfo { count, noresize });
         self

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use vmm_sys_util::eventfd::EventFd;
 
 use super::kernel::{Dmabuf, Event, FakeKernel};
 use crate::assign::ports::{
-    CallError, IrqIndex, IrqInfo, IrqRequest, Region, RegionInfo, VfioDevice,
+    CallError, IrqIndex, IrqInfo, IrqRequest, Region, RegionInfo, ResetFunction, VfioDevice,
 };
 use crate::pci::address::Bdf;
 use crate::pci::image;
@@ -30,6 +32,8 @@ pub struct FakeDeviceSpec {
     pub irqs: BTreeMap<IrqIndex, IrqInfo>,
     /// `VFIO_DEVICE_RESET` works.
     pub can_reset: bool,
+    /// What a reset of its bus affects, itself included; empty where there is none.
+    pub on_bus: Vec<ResetFunction>,
     /// The kernel exports its BARs as dma-buf.
     pub can_export: bool,
 }
@@ -41,9 +45,10 @@ pub struct FakeDevice {
     config: Mutex<Vec<u8>>,
     /// Bytes written into BARs through the descriptor.
     stored: Mutex<BTreeMap<(Region, u64), u8>>,
-    armed: Mutex<BTreeMap<IrqIndex, Vec<bool>>>,
+    armed: Mutex<BTreeMap<IrqIndex, Vec<Option<EventFd>>>>,
     /// Vectors that the host has to give.
     vector_limit: Mutex<u32>,
+    config_reads: AtomicUsize,
 }
 
 fn refused(call: &'static str, errno: i32) -> CallError {
@@ -69,6 +74,7 @@ impl FakeDevice {
             stored: Mutex::default(),
             armed: Mutex::default(),
             vector_limit: Mutex::new(u32::MAX),
+            config_reads: AtomicUsize::new(0),
         }
     }
 
@@ -85,6 +91,11 @@ impl FakeDevice {
         }
     }
 
+    /// How often configuration space was read since the last time.
+    pub fn take_config_reads(&self) -> usize {
+        self.config_reads.swap(0, Ordering::Relaxed)
+    }
+
     /// Whether it decodes its memory BARs.
     fn decodes(&self) -> bool {
         let command = image::read_u16(&self.config.lock(), Reg::COMMAND.offset());
@@ -98,27 +109,52 @@ impl FakeDevice {
 
     /// Which vectors of a kind are armed.
     pub fn armed(&self, index: IrqIndex) -> Vec<bool> {
-        self.armed.lock().get(&index).cloned().unwrap_or_default()
+        let armed = self.armed.lock();
+        let vectors = armed.get(&index).map(Vec::as_slice).unwrap_or_default();
+        vectors.iter().map(Option::is_some).collect()
+    }
+
+    /// Kinds that are enabled.
+    pub fn enabled(&self) -> Vec<IrqIndex> {
+        self.armed.lock().keys().copied().collect()
+    }
+
+    /// Interrupts; false when the vector is not armed.
+    pub fn interrupt(&self, index: IrqIndex, vector: usize) -> bool {
+        let armed = self.armed.lock();
+        let trigger = armed.get(&index).and_then(|vectors| vectors.get(vector));
+        let trigger = trigger.and_then(Option::as_ref);
+        trigger.is_some_and(|trigger| trigger.write(1).is_ok())
     }
 
     /// vfio_pci_set_msi_trigger and vfio_msi_set_block: vectors within the device's number, and
     /// no growth of an armed set that cannot grow.
-    fn arm(&self, index: IrqIndex, start: u32, wanted: &[bool]) -> Result<(), CallError> {
+    fn arm(
+        &self,
+        index: IrqIndex,
+        start: u32,
+        wanted: &[Option<&EventFd>],
+    ) -> Result<(), CallError> {
         let info = self.spec.irqs.get(&index).copied().unwrap_or_default();
         let end = start as usize + wanted.len();
         let armed = &mut *self.armed.lock();
-        let vectors = armed.entry(index).or_default();
-        let grows = !vectors.is_empty() && end > vectors.len();
+        let before = armed.get(&index).map_or(0, Vec::len);
+        let grows = before != 0 && end > before;
         if wanted.is_empty() || end > info.count as usize || (grows && info.noresize) {
             return Err(refused(SET_IRQS, libc::EINVAL));
         }
         if end > *self.vector_limit.lock() as usize {
             return Err(refused(SET_IRQS, libc::ENOSPC));
         }
-        vectors.resize(vectors.len().max(end), false);
+        let vectors = armed.entry(index).or_default();
+        vectors.resize_with(vectors.len().max(end), || None);
         let places = vectors.iter_mut().skip(start as usize);
-        for (place, on) in places.zip(wanted) {
-            *place = *on;
+        for (place, trigger) in places.zip(wanted) {
+            let copy = trigger.map(EventFd::try_clone).transpose();
+            *place = copy.map_err(|source| CallError {
+                call: SET_IRQS,
+                source,
+            })?;
         }
         Ok(())
     }
@@ -143,6 +179,7 @@ impl VfioDevice for Arc<FakeDevice> {
 
     fn read(&self, region: Region, offset: u64, data: &mut [u8]) -> Result<(), CallError> {
         if region == Region::Config {
+            self.config_reads.fetch_add(1, Ordering::Relaxed);
             let config = self.config.lock();
             let bytes = config.get(offset as usize..offset as usize + data.len());
             data.copy_from_slice(bytes.ok_or(refused("pread", libc::EINVAL))?);
@@ -223,10 +260,10 @@ impl VfioDevice for Arc<FakeDevice> {
             IrqRequest::UnmaskIntx => ("unmask", 0, Vec::new()),
             IrqRequest::MaskIntx => ("mask", 0, Vec::new()),
         };
-        let event = Event::SetIrqs(bdf, what, start, wanted.clone());
+        let event = Event::SetIrqs(bdf, what, start, wanted);
         self.kernel.call(SET_IRQS, event)?;
         match request {
-            IrqRequest::Trigger { index, .. } => self.arm(*index, start, &wanted),
+            IrqRequest::Trigger { index, fds, .. } => self.arm(*index, start, fds),
             IrqRequest::Disable(index) => match self.armed.lock().remove(index) {
                 Some(_) => Ok(()),
                 // vfio_pci_set_msi_trigger: only what is enabled can be disabled.
@@ -244,6 +281,29 @@ impl VfioDevice for Arc<FakeDevice> {
         let bdf = self.spec.bdf;
         self.kernel.call("VFIO_DEVICE_RESET", Event::Reset(bdf))?;
         self.kernel.revoke(bdf, !self.decodes());
+        Ok(())
+    }
+
+    fn hot_reset_functions(&self) -> Result<Vec<ResetFunction>, CallError> {
+        match self.spec.on_bus.as_slice() {
+            [] => Err(refused("VFIO_DEVICE_GET_PCI_HOT_RESET_INFO", libc::ENODEV)),
+            functions => Ok(functions.to_vec()),
+        }
+    }
+
+    /// vfio_pci_dev_set_hot_reset
+    fn hot_reset(&self) -> Result<(), CallError> {
+        const CALL: &str = "VFIO_DEVICE_PCI_HOT_RESET";
+        let functions = &self.spec.on_bus;
+        self.kernel.call(CALL, Event::HotReset(self.spec.bdf))?;
+        if functions.is_empty() || functions.iter().any(|function| !function.ours) {
+            return Err(refused(CALL, libc::EINVAL));
+        }
+        for function in functions {
+            let opened = self.kernel.device(function.bdf);
+            let decodes = opened.is_none_or(|device| device.decodes());
+            self.kernel.revoke(function.bdf, !decodes);
+        }
         Ok(())
     }
 }

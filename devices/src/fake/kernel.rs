@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::device::{FakeDevice, FakeDeviceSpec};
 use crate::assign::ports::{
     CallError, IntxLines, IommuBackend, IommuNature, MapRequest, MemSlots, MsiMessage, MsiRoutes,
-    Slot, VectorChange, VectorId, VfioDevice,
+    OpenError, Slot, VectorChange, VectorId, VfioDevice,
 };
 use crate::pci::address::Bdf;
 use crate::range::Range;
@@ -49,6 +49,8 @@ pub enum Event {
     ConfigWrite(Bdf, u64, Vec<u8>),
     /// `VFIO_DEVICE_RESET`.
     Reset(Bdf),
+    /// `VFIO_DEVICE_PCI_HOT_RESET`, by this device.
+    HotReset(Bdf),
     /// `VFIO_DEVICE_FEATURE_DMA_BUF`.
     Export(Bdf),
 }
@@ -85,6 +87,7 @@ pub(super) struct Dmabuf {
 struct State {
     log: Vec<Event>,
     fail_at: Option<(usize, i32)>,
+    fail_map: Option<(usize, i32)>,
     failed: Option<Event>,
     calls: usize,
     next_slot: u32,
@@ -150,6 +153,11 @@ impl FakeKernel {
     pub fn fail_after(&self, after: usize, errno: i32) {
         let state = &mut *self.state.lock();
         state.fail_at = Some((state.calls + after, errno));
+    }
+
+    /// Lets the DMA mapping after `after` more of them fail with `errno`, once.
+    pub fn fail_map(&self, after: usize, errno: i32) {
+        self.state.lock().fail_map = Some((after, errno));
     }
 
     /// The call that failed as asked for, last.
@@ -231,6 +239,17 @@ impl FakeKernel {
         let state = &mut *self.state.lock();
         state.log.push(event.clone());
         state.calls += 1;
+        if let (Event::Map(_), Some((left, errno))) = (&event, &mut state.fail_map) {
+            let errno = *errno;
+            match left.checked_sub(1) {
+                Some(fewer) => *left = fewer,
+                None => {
+                    state.fail_map = None;
+                    state.failed = Some(event);
+                    return Err(refused(call, errno));
+                }
+            }
+        }
         match state.fail_at {
             Some((at, errno)) if state.calls > at => {
                 state.fail_at = None;
@@ -352,7 +371,7 @@ impl IommuBackend for Arc<FakeKernel> {
         self.nature
     }
 
-    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, CallError> {
+    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, OpenError> {
         const CALL: &str = "VFIO_GROUP_GET_DEVICE_FD";
         self.call(CALL, Event::Open(bdf))?;
         let spec = self.devices.get(&bdf);

@@ -1,10 +1,14 @@
 //! Names of PCI vendors, devices and classes, from the host's pci.ids (package pciutils or hwdata).
 //! Without the file numbers have to do.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use super::Sysfs;
 use super::function::Ids;
+
+/// What stands between number and name.
+const GAP: &str = "  ";
 
 /// Where distributions keep the file.
 const FILES: [&str; 2] = ["usr/share/misc/pci.ids", "usr/share/hwdata/pci.ids"];
@@ -13,6 +17,8 @@ const FILES: [&str; 2] = ["usr/share/misc/pci.ids", "usr/share/hwdata/pci.ids"];
 #[derive(Debug, Default)]
 pub struct PciNames {
     text: String,
+    /// Where the name of each vendor ("10de") and base class ("C 03") is in the text.
+    sections: BTreeMap<String, usize>,
 }
 
 impl PciNames {
@@ -20,15 +26,26 @@ impl PciNames {
     pub fn load(sysfs: &Sysfs) -> Self {
         let read = |file: &&str| fs::read(sysfs.path(file)).ok();
         let bytes = FILES.iter().find_map(read).unwrap_or_default();
-        Self {
-            text: String::from_utf8_lossy(&bytes).into_owned(),
+        let text = String::from_utf8(bytes)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+        let mut sections = BTreeMap::new();
+        let mut at = 0;
+        for line in text.split_inclusive('\n') {
+            if !line.starts_with(['\t', '#'])
+                && let Some((key, _)) = line.split_once(GAP)
+            {
+                let name = at + key.len() + GAP.len();
+                sections.entry(key.to_owned()).or_insert(name);
+            }
+            at += line.len();
         }
+        Self { text, sections }
     }
 
     /// Vendor and device: `NVIDIA Corporation GH100 [H100 SXM5 80GB]`, or `10de:2330`, or the
     /// vendor's name and the device's number.
     pub fn device(&self, ids: &Ids) -> String {
-        let Some((vendor, devices)) = self.section(&format!("\n{:04x}  ", ids.vendor)) else {
+        let Some((vendor, devices)) = self.section(&format!("{:04x}", ids.vendor)) else {
             return format!("{:04x}:{:04x}", ids.vendor, ids.device);
         };
         match entry(devices, &format!("\t{:04x}  ", ids.device)) {
@@ -41,15 +58,17 @@ impl PciNames {
     pub fn class(&self, ids: &Ids) -> String {
         let (base, sub) = (ids.class >> 16 & 0xff, ids.class >> 8 & 0xff);
         let name = self
-            .section(&format!("\nC {base:02x}  "))
+            .section(&format!("C {base:02x}"))
             .map(|(name, subs)| entry(subs, &format!("\t{sub:02x}  ")).unwrap_or(name));
         name.map_or_else(|| format!("class {base:02x}{sub:02x}"), str::to_owned)
     }
 
-    /// The line that begins with `key`, and the indented lines below it.
+    /// The name behind `key`, and the lines below it.
     fn section(&self, key: &str) -> Option<(&str, &str)> {
-        let at = self.text.find(key)? + key.len();
-        let (name, below) = self.text.get(at..)?.split_once('\n')?;
+        let (name, below) = self
+            .text
+            .get(*self.sections.get(key)?..)?
+            .split_once('\n')?;
         Some((name.trim(), below))
     }
 }

@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use super::iommufd::{Files, Iommufd};
 use super::iommufd_error::IommufdError;
+use super::reserved;
 use super::type1::{Type1, Type1Error};
 use crate::assign::ports::IommuBackend;
 use crate::host::Sysfs;
 use crate::pci::address::Bdf;
+use crate::range::Range;
 use crate::remedy::Remedy;
 
 /// The first kernel in which a BAR can be mapped through iommufd.
@@ -58,8 +60,11 @@ impl IommuError {
 
 /// The backend, and in a few words why it was taken.
 pub struct Chosen {
-    /// All devices are attached to it.
+    /// What maps for the devices.
     pub backend: Arc<dyn IommuBackend>,
+    /// What is known not to be mappable before devices are open; then the backend knows better.
+    /// `None`: it knows already.
+    pub reserved: Option<Vec<Range>>,
     /// For the profile, behind its name.
     pub why: &'static str,
 }
@@ -110,8 +115,8 @@ pub fn decide(
     })
 }
 
-/// Takes the backend that is `wanted` and attaches `devices`, each with its IOMMU group. `peers`:
-/// some of them are to reach each other.
+/// Takes the backend that is `wanted` for `devices`, each with its IOMMU group. `peers`: some of
+/// them are to reach each other.
 pub fn choose(
     wanted: Wanted,
     sysfs: &Sysfs,
@@ -120,13 +125,18 @@ pub fn choose(
 ) -> Result<Chosen, IommuError> {
     let bdfs: Vec<Bdf> = devices.iter().map(|(bdf, _)| *bdf).collect();
     match decide(wanted, sysfs, &bdfs, peers)? {
-        Decision::Iommufd { why, files } => Ok(Chosen {
-            backend: Arc::new(Iommufd::new(files)?),
-            why,
-        }),
+        Decision::Iommufd { why, files } => {
+            let groups = devices.iter().map(|(_, group)| *group);
+            Ok(Chosen {
+                backend: Arc::new(Iommufd::new(files)?),
+                reserved: Some(reserved::regions(sysfs, groups)),
+                why,
+            })
+        }
         Decision::Type1 { why, lack } => match (Type1::new(devices), lack) {
             (Ok(backend), _) => Ok(Chosen {
                 backend: Arc::new(backend),
+                reserved: None,
                 why,
             }),
             (Err(source), Some(lack)) => Err(neither(lack, source)),

@@ -19,14 +19,15 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::iommufd_error::IommufdError;
-use crate::assign::ports::{CallError, IommuBackend, IommuNature, MapRequest, VfioDevice};
+use crate::assign::ports::{
+    CallError, IommuBackend, IommuNature, MapRequest, OpenError, VfioDevice,
+};
 use crate::host::Sysfs;
 use crate::pci::address::Bdf;
 use crate::range::Range;
 use crate::sys::iommufd as abi;
 use crate::sys::vfio;
 use crate::sys::{HostRange, VfioPciDevice};
-use crate::threads::on_each;
 
 /// How long a device that is busy is asked again: a sibling's reset, or the end of a process that
 /// had the device, takes up to a second.
@@ -46,49 +47,63 @@ struct Device {
     file: File,
 }
 
+fn open(path: &PathBuf) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(path)
+}
+
+fn open_iommu(sysfs: &Sysfs) -> Result<File, IommufdError> {
+    open(&sysfs.path("dev/iommu")).map_err(IommufdError::OpenIommu)
+}
+
+fn open_device(sysfs: &Sysfs, bdf: Bdf) -> Result<Device, IommufdError> {
+    let name = sysfs.vfio_name(bdf).ok_or(IommufdError::NoCdev { bdf })?;
+    let path = sysfs.path(&format!("dev/vfio/devices/{name}"));
+    match open(&path) {
+        Ok(file) => Ok(Device { bdf, path, file }),
+        Err(source) if source.kind() == io::ErrorKind::NotFound => {
+            Err(IommufdError::NoCdev { bdf })
+        }
+        Err(source) => Err(IommufdError::OpenCdev { bdf, path, source }),
+    }
+}
+
 impl Files {
     /// Opens what iommufd needs for `devices`.
     pub fn open(sysfs: &Sysfs, devices: &[Bdf]) -> Result<Self, IommufdError> {
-        let open = |path: &PathBuf| OpenOptions::new().read(true).write(true).open(path);
-        let iommu = open(&sysfs.path("dev/iommu")).map_err(IommufdError::OpenIommu)?;
-        let device = |bdf: &Bdf| {
-            let bdf = *bdf;
-            let name = sysfs.vfio_name(bdf).ok_or(IommufdError::NoCdev { bdf })?;
-            let path = sysfs.path(&format!("dev/vfio/devices/{name}"));
-            match open(&path) {
-                Ok(file) => Ok(Device { bdf, path, file }),
-                Err(source) if source.kind() == io::ErrorKind::NotFound => {
-                    Err(IommufdError::NoCdev { bdf })
-                }
-                Err(source) => Err(IommufdError::OpenCdev { bdf, path, source }),
-            }
-        };
+        let iommu = open_iommu(sysfs)?;
+        let devices = devices.iter().map(|bdf| open_device(sysfs, *bdf));
         Ok(Self {
             iommu,
-            devices: devices.iter().map(device).collect::<Result<_, _>>()?,
+            devices: devices.collect::<Result<_, _>>()?,
         })
     }
+}
+
+/// Every file of `devices` that cannot be opened, where [`Files::open`] stops at the first.
+pub fn problems(sysfs: &Sysfs, devices: &[Bdf]) -> Vec<IommufdError> {
+    let iommu = open_iommu(sysfs).err();
+    let devices = devices
+        .iter()
+        .filter_map(|bdf| open_device(sysfs, *bdf).err());
+    iommu.into_iter().chain(devices).collect()
 }
 
 /// One IO address space with all assigned devices.
 pub struct Iommufd {
     iommu: File,
     ioas: u32,
-    devices: BTreeMap<Bdf, File>,
+    devices: BTreeMap<Bdf, Device>,
     mappings: Mutex<BTreeMap<u64, HostRange>>,
     /// The kernel has no IOMMU_IOAS_MAP_FILE (before 6.13): memfds are mapped by address.
     by_address: AtomicBool,
 }
 
 impl Iommufd {
-    /// Binds and attaches all devices, each in a thread of its own: the kernel resets them there.
+    /// An IO address space, into which devices come as they are opened.
     pub fn new(files: Files) -> Result<Self, IommufdError> {
         let Files { iommu, devices } = files;
         let ioas = abi::ioas_alloc(iommu.as_fd()).map_err(IommufdError::Ioas)?;
-        let name = |device: &Device| format!("open {}", device.bdf);
-        let bound = on_each(&devices, name, |device| bind(&iommu, ioas, device));
-        bound.into_iter().collect::<Result<(), _>>()?;
-        let devices = devices.into_iter().map(|device| (device.bdf, device.file));
+        let devices = devices.into_iter().map(|device| (device.bdf, device));
         Ok(Self {
             ioas,
             devices: devices.collect(),
@@ -173,15 +188,16 @@ impl IommuBackend for Iommufd {
         }
     }
 
-    /// The device is open since it was bound; this hands it out.
-    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, CallError> {
+    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, OpenError> {
         let failed = |source| CallError {
             call: "dup of the device",
             source,
         };
-        let file = self.devices.get(&bdf);
-        let file = file.ok_or(io::ErrorKind::NotFound.into()).map_err(failed)?;
-        let fd = file.as_fd().try_clone_to_owned().map_err(failed)?;
+        let device = self.devices.get(&bdf);
+        let device = device.ok_or(io::ErrorKind::NotFound.into());
+        let device = device.map_err(failed)?;
+        bind(&self.iommu, self.ioas, device)?;
+        let fd = device.file.as_fd().try_clone_to_owned().map_err(failed)?;
         Ok(Box::new(VfioPciDevice::new(fd)?))
     }
 
@@ -204,7 +220,8 @@ impl IommuBackend for Iommufd {
     }
 
     fn kvm_files(&self) -> Vec<RawFd> {
-        self.devices.values().map(AsRawFd::as_raw_fd).collect()
+        let files = self.devices.values().map(|device| &device.file);
+        files.map(AsRawFd::as_raw_fd).collect()
     }
 }
 

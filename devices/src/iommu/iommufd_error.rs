@@ -59,6 +59,17 @@ pub enum IommufdError {
 }
 
 impl IommufdError {
+    /// The device that it is about, if it is about one.
+    pub fn device(&self) -> Option<Bdf> {
+        match self {
+            Self::NoCdev { bdf }
+            | Self::OpenCdev { bdf, .. }
+            | Self::Bind { bdf, .. }
+            | Self::Attach { bdf, .. } => Some(*bdf),
+            Self::OpenIommu(_) | Self::Ioas(_) => None,
+        }
+    }
+
     /// What mends it. The message holds it as well, before the kernel's reason.
     pub fn remedy(&self) -> Remedy {
         let denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;

@@ -5,4 +5,5 @@
 pub mod choose;
 pub mod iommufd;
 pub mod iommufd_error;
+pub mod reserved;
 pub mod type1;

@@ -7,17 +7,20 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vfio_bindings::bindings::vfio::{VFIO_API_VERSION, VFIO_TYPE1v2_IOMMU};
 
-use crate::assign::ports::{CallError, IommuBackend, IommuNature, MapRequest, VfioDevice};
+use crate::assign::ports::{
+    CallError, IommuBackend, IommuNature, MapRequest, OpenError, VfioDevice,
+};
 use crate::host::Sysfs;
 use crate::pci::address::Bdf;
 use crate::range::Range;
 use crate::remedy::Remedy;
 use crate::sys::vfio as abi;
-use crate::sys::{HostRange, VfioPciDevice};
+use crate::sys::{Groups, HostRange, VfioPciDevice};
 
 /// Why the container could not be set up. Every message names the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -151,7 +154,7 @@ fn attach_remedy(source: &CallError) -> &'static str {
 /// One container with the groups of all assigned devices.
 pub struct Type1 {
     container: File,
-    groups: BTreeMap<u32, File>,
+    groups: Groups,
     group_of: BTreeMap<Bdf, u32>,
     mappings: Mutex<BTreeMap<u64, HostRange>>,
 }
@@ -170,38 +173,44 @@ impl Type1 {
         if version != VFIO_API_VERSION as i32 || !type1.map_err(Type1Error::Container)? {
             return Err(Type1Error::NoType1);
         }
-        let mut backend = Self {
+        let mut groups = BTreeMap::new();
+        for &(bdf, group) in devices {
+            attach(&container, &mut groups, bdf, group)?;
+        }
+        Ok(Self {
             container,
-            groups: BTreeMap::new(),
+            groups: Arc::new(groups),
             group_of: devices.iter().copied().collect(),
             mappings: Mutex::new(BTreeMap::new()),
-        };
-        for &(bdf, group) in devices {
-            backend.attach(bdf, group)?;
-        }
-        Ok(backend)
+        })
     }
+}
 
-    fn attach(&mut self, bdf: Bdf, group: u32) -> Result<(), Type1Error> {
-        if self.groups.contains_key(&group) {
-            return Ok(());
-        }
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(format!("/dev/vfio/{group}"))
-            .map_err(|source| Type1Error::OpenGroup { bdf, group, source })?;
-        let attach = |source| Type1Error::Attach { bdf, group, source };
-        if !abi::group_is_viable(file.as_fd()).map_err(attach)? {
-            return Err(Type1Error::NotViable { bdf, group });
-        }
-        abi::group_set_container(file.as_fd(), self.container.as_fd()).map_err(attach)?;
-        if self.groups.is_empty() {
-            abi::set_iommu(self.container.as_fd(), VFIO_TYPE1v2_IOMMU).map_err(attach)?;
-        }
-        self.groups.insert(group, file);
-        Ok(())
+/// Puts `group` of the device `bdf` into the container, unless it is in `groups` already.
+fn attach(
+    container: &File,
+    groups: &mut BTreeMap<u32, File>,
+    bdf: Bdf,
+    group: u32,
+) -> Result<(), Type1Error> {
+    if groups.contains_key(&group) {
+        return Ok(());
     }
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(format!("/dev/vfio/{group}"))
+        .map_err(|source| Type1Error::OpenGroup { bdf, group, source })?;
+    let attach = |source| Type1Error::Attach { bdf, group, source };
+    if !abi::group_is_viable(file.as_fd()).map_err(attach)? {
+        return Err(Type1Error::NotViable { bdf, group });
+    }
+    abi::group_set_container(file.as_fd(), container.as_fd()).map_err(attach)?;
+    if groups.is_empty() {
+        abi::set_iommu(container.as_fd(), VFIO_TYPE1v2_IOMMU).map_err(attach)?;
+    }
+    groups.insert(group, file);
+    Ok(())
 }
 
 /// What keeps `devices`, each with its group, from being attached: every obstacle, where
@@ -237,14 +246,14 @@ impl IommuBackend for Type1 {
         IommuNature::default()
     }
 
-    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, CallError> {
+    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, OpenError> {
         let group = self.group_of.get(&bdf).and_then(|g| self.groups.get(g));
         let group = group.ok_or_else(|| CallError {
             call: "VFIO_GROUP_GET_DEVICE_FD",
             source: io::ErrorKind::NotFound.into(),
         })?;
         let fd = abi::group_device(group.as_fd(), &bdf.to_string())?;
-        Ok(Box::new(VfioPciDevice::new(fd)?))
+        Ok(Box::new(VfioPciDevice::new(fd)?.with_groups(&self.groups)))
     }
 
     fn map(&self, request: &MapRequest) -> Result<(), CallError> {

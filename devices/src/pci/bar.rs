@@ -328,6 +328,7 @@ mod tests {
         );
     }
 
+    /// Case 14, as the next and the one before.
     #[test]
     fn a_64_bit_bar_may_not_be_prefetchable_and_bar_5_may_be_32_bit() {
         let nvme = discover(&[4, 0, 0, 0, 0, 8], &[0x4000, 0, 0, 0, 0, 0x100]).unwrap();

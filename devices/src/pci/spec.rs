@@ -378,6 +378,28 @@ bitflags! {
     }
 }
 
+bitflags! {
+    /// The power management capabilities register (PCI PM 1.2, 3.2.3).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct PmCapabilities: u16 {
+        /// The function has state D1.
+        const D1 = 1 << 9;
+        /// The function has state D2.
+        const D2 = 1 << 10;
+    }
+}
+
+impl PmCapabilities {
+    /// Whether the function has that state; D0 and D3hot every function has.
+    pub const fn has(self, state: PowerState) -> bool {
+        match state {
+            PowerState::D0 | PowerState::D3Hot => true,
+            PowerState::D1 => self.contains(Self::D1),
+            PowerState::D2 => self.contains(Self::D2),
+        }
+    }
+}
+
 /// Power state of a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PowerState {

@@ -11,4 +11,4 @@ mod vfio_device;
 
 pub use host_map::{Alignment, DmaFile, HostMap, HostRange};
 pub use poll::is_signalled;
-pub use vfio_device::VfioPciDevice;
+pub use vfio_device::{Groups, VfioPciDevice};

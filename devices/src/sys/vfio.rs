@@ -14,6 +14,7 @@ use vfio_bindings::bindings::vfio;
 
 use super::struct_call::{Args, StructCall, vfio_request as request};
 use crate::assign::ports::CallError;
+use crate::pci::address::Bdf;
 use crate::range::Range;
 
 /// An ioctl whose argument is a number.
@@ -201,6 +202,80 @@ pub fn device_reset(device: BorrowedFd<'_>) -> Result<(), CallError> {
     plain(device, "VFIO_DEVICE_RESET", 11, 0).map(drop)
 }
 
+/// A function that a reset of a slot or bus affects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HotResetFunction {
+    /// Where it is.
+    pub bdf: Bdf,
+    /// Its IOMMU group; or the device's number in our iommufd, where the device was opened
+    /// through its own file.
+    pub owner: HotResetOwner,
+}
+
+/// How the kernel tells whose a function is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HotResetOwner {
+    /// Its IOMMU group's.
+    Group(u32),
+    /// Ours, by the iommufd that the device is bound to.
+    Ours,
+    /// Another's.
+    Others,
+}
+
+/// `VFIO_DEVICE_GET_PCI_HOT_RESET_INFO` (struct vfio_pci_hot_reset_info: argsz, flags, count; then
+/// for each function u32 group or device number, u16 segment, u8 bus, u8 devfn).
+pub fn hot_reset_info(device: BorrowedFd<'_>) -> Result<Vec<HotResetFunction>, CallError> {
+    /// Functions of a bus.
+    const MOST: usize = 256;
+    let mut room = 8;
+    loop {
+        let mut info = Args::new(12 + 8 * room);
+        match info.call(device, StructCall::DeviceGetHotResetInfo) {
+            Ok(_) => return Ok(hot_reset_functions(&info)),
+            Err(error) if error.errno() == Some(libc::ENOSPC) && room < MOST => {
+                let wanted = info.u32(8).unwrap_or(0) as usize;
+                room = wanted.clamp(room + 1, MOST);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn hot_reset_functions(info: &Args) -> Vec<HotResetFunction> {
+    let by_device = info.u32(4).unwrap_or(0) & vfio::VFIO_PCI_HOT_RESET_FLAG_DEV_ID != 0;
+    let count = info.u32(8).unwrap_or(0) as usize;
+    let functions = (0..count).map_while(|i| {
+        let number = info.u32(12 + 8 * i)?;
+        let [low, high, bus, devfn] = info.u32(16 + 8 * i)?.to_ne_bytes();
+        let owner = match (by_device, number) {
+            (false, group) => HotResetOwner::Group(group),
+            // VFIO_PCI_DEVID_NOT_OWNED
+            (true, u32::MAX) => HotResetOwner::Others,
+            (true, _) => HotResetOwner::Ours,
+        };
+        let bdf = Bdf {
+            segment: u16::from_ne_bytes([low, high]),
+            bus,
+            device: devfn >> 3,
+            function: devfn & 7,
+        };
+        Some(HotResetFunction { bdf, owner })
+    });
+    functions.collect()
+}
+
+/// `VFIO_DEVICE_PCI_HOT_RESET` with the groups of all that are affected; without any for a device
+/// that is bound to an iommufd (struct vfio_pci_hot_reset: argsz, flags, count, descriptors).
+pub fn hot_reset(device: BorrowedFd<'_>, groups: &[BorrowedFd<'_>]) -> Result<(), CallError> {
+    let mut reset = Args::new(12 + 4 * groups.len());
+    reset.put_u32(8, groups.len() as u32);
+    for (i, group) in groups.iter().enumerate() {
+        reset.put(12 + 4 * i, &group.as_raw_fd().to_ne_bytes());
+    }
+    reset.call(device, StructCall::DeviceHotReset).map(drop)
+}
+
 /// `VFIO_DEVICE_BIND_IOMMUFD` of a device's own character device: opens the device, which the
 /// kernel resets meanwhile (struct vfio_device_bind_iommufd without the token of later kernels).
 pub fn bind_iommufd(device: BorrowedFd<'_>, iommufd: BorrowedFd<'_>) -> Result<(), CallError> {
@@ -305,6 +380,25 @@ mod tests {
                 Range::from_bounds(0x8000, 0x9000)
             ]
         );
+    }
+
+    #[test]
+    fn functions_that_a_hot_reset_affects_are_told_with_their_owners() {
+        let mut args = Args::new(12 + 8 * 2);
+        args.put_u32(8, 3).put_u32(12, 7).put_u32(20, u32::MAX);
+        args.put(16, &[0, 0, 0x41, 0x01]);
+        args.put(24, &[2, 0, 0x42, 0xf8]);
+        let bdf = |text: &str| text.parse::<Bdf>().unwrap();
+        let [group, others] = [HotResetOwner::Group(7), HotResetOwner::Group(u32::MAX)];
+        let found = |args: &Args| -> Vec<_> {
+            let found = hot_reset_functions(args);
+            found.into_iter().map(|f| (f.bdf, f.owner)).collect()
+        };
+        let [first, second] = [bdf("0000:41:00.1"), bdf("0002:42:1f.0")];
+        assert_eq!(found(&args), [(first, group), (second, others)]);
+        args.put_u32(4, vfio::VFIO_PCI_HOT_RESET_FLAG_DEV_ID);
+        let [ours, others] = [HotResetOwner::Ours, HotResetOwner::Others];
+        assert_eq!(found(&args), [(first, ours), (second, others)]);
     }
 
     #[test]

@@ -1,27 +1,40 @@
 //! An opened VFIO PCI device behind the port [`VfioDevice`].
 
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use vfio_bindings::bindings::vfio;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::host_map::{Alignment, HostMap};
-use super::vfio as abi;
+use super::vfio::{self as abi, HotResetOwner};
 use crate::assign::ports::{
-    CallError, IrqIndex, IrqInfo, IrqRequest, Region, RegionInfo, VfioDevice,
+    CallError, IrqIndex, IrqInfo, IrqRequest, Region, RegionInfo, ResetFunction, VfioDevice,
 };
 use crate::range::Range;
 
 /// Region indices 0 to 8 of a PCI device.
 const REGIONS: usize = vfio::VFIO_PCI_CONFIG_REGION_INDEX as usize + 2;
 
+/// How often a hot reset is tried while a page fault on a BAR is in its way (EBUSY).
+const HOT_RESET_TRIES: usize = 20;
+const HOT_RESET_PAUSE: Duration = Duration::from_millis(10);
+
+/// Opened groups by their numbers.
+pub type Groups = Arc<BTreeMap<u32, File>>;
+
 /// A VFIO PCI device's descriptor.
 pub struct VfioPciDevice {
     file: File,
     can_reset: bool,
+    /// All groups of the container; none where the device is bound to an iommufd.
+    groups: Groups,
     /// Offset of each region on the descriptor, once asked for.
     offsets: Mutex<[Option<u64>; REGIONS]>,
 }
@@ -39,8 +52,15 @@ impl VfioPciDevice {
         Ok(Self {
             file: File::from(fd),
             can_reset: info.can_reset,
+            groups: Arc::default(),
             offsets: Mutex::new([None; REGIONS]),
         })
+    }
+
+    /// Says which groups are ours, for a device of a group.
+    pub fn with_groups(mut self, groups: &Groups) -> Self {
+        self.groups = Arc::clone(groups);
+        self
     }
 
     fn raw_info(&self, region: Region) -> Result<abi::RawRegionInfo, CallError> {
@@ -93,6 +113,10 @@ fn irq_index(index: IrqIndex) -> u32 {
         IrqIndex::Error => vfio::VFIO_PCI_ERR_IRQ_INDEX,
         IrqIndex::Request => vfio::VFIO_PCI_REQ_IRQ_INDEX,
     }
+}
+
+fn is_busy(error: &CallError) -> bool {
+    matches!(error.errno(), Some(libc::EBUSY | libc::EAGAIN))
 }
 
 fn call_error(call: &'static str) -> impl Fn(std::io::Error) -> CallError {
@@ -177,5 +201,43 @@ impl VfioDevice for VfioPciDevice {
 
     fn reset(&self) -> Result<(), CallError> {
         abi::device_reset(self.file.as_fd())
+    }
+
+    fn hot_reset_functions(&self) -> Result<Vec<ResetFunction>, CallError> {
+        let functions = abi::hot_reset_info(self.file.as_fd())?;
+        let functions = functions.into_iter().map(|function| ResetFunction {
+            bdf: function.bdf,
+            ours: match function.owner {
+                HotResetOwner::Group(group) => self.groups.contains_key(&group),
+                HotResetOwner::Ours => true,
+                HotResetOwner::Others => false,
+            },
+        });
+        Ok(functions.collect())
+    }
+
+    /// The kernel takes no more groups than functions are affected, so only theirs are given.
+    fn hot_reset(&self) -> Result<(), CallError> {
+        let device = self.file.as_fd();
+        let affected = abi::hot_reset_info(device)?;
+        let is_affected = |number: u32| {
+            let owner = HotResetOwner::Group(number);
+            affected.iter().any(|function| function.owner == owner)
+        };
+        let groups = self
+            .groups
+            .iter()
+            .filter(|(number, _)| is_affected(**number));
+        let groups: Vec<BorrowedFd<'_>> = groups.map(|(_, file)| file.as_fd()).collect();
+        let mut tries = 1;
+        loop {
+            match abi::hot_reset(device, &groups) {
+                Err(error) if is_busy(&error) && tries < HOT_RESET_TRIES => {
+                    tries += 1;
+                    thread::sleep(HOT_RESET_PAUSE);
+                }
+                done => return done,
+            }
+        }
     }
 }

@@ -15,6 +15,8 @@ use crate::error::Error;
 const DEVICES: &str = "/sys/devices";
 /// Where a driver that has been chosen already is named: such a device is not ours to drive.
 const OVERRIDE: &str = "driver_override";
+/// What the image's maker wrote.
+const INDEX: &str = "/modules/index";
 /// Drivers add devices (a disk below its controller); rounds end when nothing new is asked for.
 const ROUNDS: usize = 4;
 
@@ -39,6 +41,24 @@ pub fn run(args: &mut Args) -> Result<(), Error> {
         if loaded.len() == before {
             break;
         }
+    }
+    Ok(())
+}
+
+/// `probe modprobe NAME…`: modules that no device asks for, from the same index.
+pub fn modprobe(args: &mut Args) -> Result<(), Error> {
+    let path = Path::new(INDEX);
+    let index = fs::read_to_string(path).map_err(error("read", path))?;
+    let directory = path.parent().unwrap_or(Path::new("."));
+    while let Some(name) = args.optional() {
+        let alias = format!("module:{}", name.replace('-', "_"));
+        let mut files = wanted(&index, &alias).peekable();
+        if files.peek().is_none() {
+            return Err(Error::Device(format!(
+                "this image has no module {name} that could be loaded"
+            )));
+        }
+        files.try_for_each(|file| load(&directory.join(file)))?;
     }
     Ok(())
 }

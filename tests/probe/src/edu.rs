@@ -9,11 +9,14 @@ use crate::args::Args;
 use crate::error::Error;
 use crate::mmio::{DmaPage, PAGE, Page};
 use crate::pci::Device;
+use crate::vfio::MsiDevice;
 
 const EDU_ID: &str = "1234:11e8";
 const IDENTIFICATION: u64 = 0x00;
 const FACTORIAL: u64 = 0x08;
 const STATUS: u64 = 0x20;
+const RAISE: u64 = 0x60;
+const ACKNOWLEDGE: u64 = 0x64;
 const DMA_SOURCE: u64 = 0x80;
 const DMA_TARGET: u64 = 0x88;
 const DMA_COUNT: u64 = 0x90;
@@ -99,7 +102,7 @@ impl Edu {
 /// `probe edu BDF …`
 pub fn run(args: &mut Args) -> Result<(), Error> {
     let bdf = args.word("BDF")?;
-    let verb = args.word("factorial, dma or copy")?;
+    let verb = args.word("factorial, dma, copy or interrupts")?;
     match verb.as_str() {
         "factorial" => {
             let n = args.number("N")?;
@@ -110,6 +113,11 @@ pub fn run(args: &mut Args) -> Result<(), Error> {
             args.end()?;
             round_trip(&Edu::open(&bdf)?)
         }
+        "interrupts" => {
+            let count = args.number("N")?;
+            args.end()?;
+            interrupts(&bdf, count)
+        }
         "copy" => {
             let (source, target) = (args.number("SOURCE")?, args.number("TARGET")?);
             let count = args.number("COUNT")?;
@@ -119,7 +127,7 @@ pub fn run(args: &mut Args) -> Result<(), Error> {
             Ok(())
         }
         other => Err(Error::Usage(format!(
-            "edu `{other}`: not factorial, dma or copy"
+            "edu `{other}`: not factorial, dma, copy or interrupts"
         ))),
     }
 }
@@ -133,6 +141,39 @@ fn factorial(edu: &Edu, n: u64) -> Result<(), Error> {
             "{}: {n}! is {expected}, the device says {value}",
             edu.bdf
         )));
+    }
+    Ok(())
+}
+
+/// Raises `count` interrupts, each after the one before has arrived. One that does not arrive, or that arrives twice, ends it.
+fn interrupts(bdf: &str, count: u64) -> Result<(), Error> {
+    let msi = MsiDevice::open(bdf)?;
+    // vfio-pci turned bus mastering off, without which there are no messages.
+    Device::find(bdf)?.enable()?;
+    let registers = msi.bar(0)?;
+    let mut arrived = 0;
+    for raised in 1..=count {
+        registers.write(RAISE, 4, 1)?;
+        arrived += msi.wait()?;
+        registers.write(ACKNOWLEDGE, 4, 1)?;
+        if arrived != raised {
+            return Err(Error::Device(format!(
+                "{bdf}: {raised} interrupts were raised and {arrived} arrived"
+            )));
+        }
+    }
+    arrived += msi.take()?;
+    println!("PROBE edu bdf={bdf} raised={count} arrived={arrived}");
+    println!("RAISED {count}");
+    println!("ARRIVED {arrived}");
+    // Gone from /proc/interrupts once the device is closed.
+    for line in std::fs::read_to_string("/proc/interrupts")
+        .unwrap_or_default()
+        .lines()
+    {
+        if line.contains("vfio-msi") {
+            println!("{}", line.trim());
+        }
     }
     Ok(())
 }

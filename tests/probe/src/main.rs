@@ -10,11 +10,13 @@ mod edu;
 mod error;
 mod gpus;
 mod mmio;
+mod moves;
 mod pci;
 mod port;
 mod power;
 mod quiet;
 mod stamp;
+mod vfio;
 mod wait;
 
 use std::process::ExitCode;
@@ -30,12 +32,16 @@ usage: probe COMMAND …
   config read BDF OFFSET WIDTH         read configuration space
   config write BDF OFFSET WIDTH VALUE
   enable BDF                           set MEM and MASTER in COMMAND
+  moves BDF BAR COUNT                  move a 64-bit BAR that stores data to COUNT new places, and back
+  churn BDF BAR BASE COUNT             move it to BASE and on and back and toggle decode, COUNT times, and access it meanwhile
   gpus                                 enable every GPU, touch both ends of each memory BAR, then mark 0x42
   mark N                               write N to I/O port 0x80 and print it
   edu BDF factorial N                  let the device compute N!
   edu BDF dma                          copy a page to the device and back, and compare
   edu BDF copy SOURCE TARGET COUNT     copy COUNT bytes between two bus addresses by DMA
+  edu BDF interrupts N                 raise N MSIs one after the other and wait for each; BDF is bound to vfio-pci
   coldplug INDEX                       load the modules that present devices ask for
+  modprobe NAME…                       load modules by name, with what they need
   insmod FILE…                         load modules in the order given
   wait PATH [SECONDS]                  wait until PATH exists (30 s)
   quiet CMD [ARG…]                     become CMD half a second after a full one of CLOCK_MONOTONIC, in 1 s or more
@@ -64,10 +70,13 @@ fn run(args: &mut Args) -> Result<(), Error> {
         "write" => mmio::write(args),
         "config" => pci::config(args),
         "enable" => pci::enable(args),
+        "moves" => moves::moves(args),
+        "churn" => moves::churn(args),
         "gpus" => gpus::run(args),
         "mark" => port::mark_command(args),
         "edu" => edu::run(args),
         "coldplug" => coldplug::run(args),
+        "modprobe" => coldplug::modprobe(args),
         "insmod" => coldplug::insmod(args),
         "wait" => wait::run(args),
         "quiet" => quiet::run(args),

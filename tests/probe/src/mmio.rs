@@ -1,6 +1,6 @@
 //! Device memory and RAM, one page at a time.
 //!
-//! This is the one place of the probe that needs `unsafe`: the kernel offers BARs only for mapping.
+//! One of two places of the probe that need `unsafe`: the kernel offers BARs only for mapping.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -22,6 +22,11 @@ pub struct Page {
     what: String,
 }
 
+// SAFETY: a shared mapping of the whole process, accessed by volatile reads and writes only.
+unsafe impl Send for Page {}
+// SAFETY: as for `Send`; what two threads write at once is the device's business.
+unsafe impl Sync for Page {}
+
 impl Page {
     /// Maps the page of `path` that holds `offset`, for reading and writing.
     pub fn of_file(path: &Path, offset: u64) -> Result<Self, Error> {
@@ -33,7 +38,8 @@ impl Page {
         Self::map(&file, path, offset & !(PAGE - 1))
     }
 
-    fn map(file: &File, path: &Path, start: u64) -> Result<Self, Error> {
+    /// Maps the page at `start` of an open file; `path` is its name in messages.
+    pub fn map(file: &File, path: &Path, start: u64) -> Result<Self, Error> {
         // SAFETY: a fresh shared mapping of one page at an address that the kernel chooses; no Rust object lives there.
         let base = unsafe {
             rustix::mm::mmap(
@@ -236,7 +242,7 @@ pub fn write(args: &mut Args) -> Result<(), Error> {
 /// interrupt in between leaves something harmless there.
 ///
 /// The code of an access is brought in before, so that it does not fault itself.
-fn let_an_interrupt_pass(width: u64) -> Result<(), Error> {
+pub fn let_an_interrupt_pass(width: u64) -> Result<(), Error> {
     let zero = Page::of_file(Path::new("/dev/zero"), 0)?;
     let value = zero.read(0, width)?;
     zero.write(0, width, value)?;

@@ -3,26 +3,31 @@
 
 use crate::e2e::{Config, Outcome, Test, Verdict};
 
-/// A device that stores what is written into its BAR of 16 GiB, one that copies by DMA, and a disk
-/// whose function can be reset.
+/// Three devices that store what is written into their BARs (two of 16 GiB, one of 1 GiB), one that copies by DMA, and a
+/// disk whose function can be reset.
 fn config() -> Config {
     Config::default()
         .qemu("-object memory-backend-memfd,id=store,size=16G,share=on")
+        .qemu("-object memory-backend-memfd,id=other,size=16G,share=on")
+        .qemu("-object memory-backend-memfd,id=small,size=1G,share=on")
         .qemu("-device pcie-root-port,id=rp1,chassis=1,addr=10")
         .disk("d0", 16)
         .device("edu,id=edu,dma_mask=0xffffffffffffffff")
         .device("ivshmem-plain,id=store,memdev=store")
+        .device("ivshmem-plain,id=other,memdev=other")
+        .device("ivshmem-plain,id=small,memdev=small")
         .device("nvme,id=nvme,serial=lab,drive=d0,bus=rp1")
 }
 
-/// Functions of the guest: V is the storing device, E the copying one, A where V's BAR 2 was placed.
-/// `at ADDRESS` reads a bus address, `put ADDRESS` moves BAR 2 with decode off meanwhile.
-const PRELUDE: &str = "E=0000:00:01.0; V=0000:00:02.0; probe enable $V; \
-     A=$(sed -n 3p /sys/bus/pci/devices/$V/resource | cut -d\\  -f1); N=$((A + 0x400000000)); \
+/// Functions of the guest: E is the copying one, V and W are the storing ones, A where V's BAR 2 was
+/// placed. `at ADDRESS` reads a bus address, `put ADDRESS` moves V's BAR 2 with decode off meanwhile.
+const PRELUDE: &str = "E=0000:00:01.0; V=0000:00:02.0; W=0000:00:03.0; probe enable $V; \
+     bar2() { sed -n 3p /sys/bus/pci/devices/$1/resource | cut -d\\  -f1; }; \
+     A=$(bar2 $V); N=$((A + 0x400000000)); F=$V; \
      at() { probe read $1 8 | sed s/.*value=//; }; \
-     high() { probe config write $V 0x1c 4 $(($1 >> 32 & 0xffffffff)); }; \
-     low() { probe config write $V 0x18 4 $(($1 & 0xffffffff)); }; \
-     mem() { probe config write $V 4 2 $1; }; \
+     high() { probe config write $F 0x1c 4 $(($1 >> 32 & 0xffffffff)); }; \
+     low() { probe config write $F 0x18 4 $(($1 & 0xffffffff)); }; \
+     mem() { probe config write $F 4 2 $1; }; \
      put() { mem 0; low $1; high $1; mem 6; }; ";
 
 /// A guest whose accesses are emulated from user space: the lab's emulated processor makes KVM give
@@ -41,10 +46,28 @@ emulated() {
 const ONES: &str = "0xffffffffffffffff";
 const WORD: &str = "0x1122334455667788";
 
-const PEERS: &str = "probe write $V:2:0 8 0x1122334455667788; \
-     probe edu $E copy $A $((A + 0x1000)) 8; echo FIRST $(at $((A + 0x1000))); \
-     put $N; echo MOVED $(at $((N + 0x1000))); echo LEFT $(at $A); \
-     probe edu $E copy $N $((N + 0x3fffff000)) 8; echo SECOND $(at $((N + 0x3fffff000)))";
+/// 4 KiB by DMA, of which the first and the last word are looked at.
+const PEERS: &str = "probe write $V:2:0 8 0x1122334455667788; probe write $V:2:0xff8 8 0x1122334455667788; \
+     probe edu $E copy $A $((A + 0x1000)) 4096; echo FIRST $(at $((A + 0x1000))) $(at $((A + 0x1ff8))); \
+     put $N; echo MOVED $(at $((N + 0x1000))) $(at $((N + 0x1ff8))); echo LEFT $(at $A); \
+     probe edu $E copy $N $((N + 0x3fffff000)) 4096; \
+     echo SECOND $(at $((N + 0x3fffff000))) $(at $((N + 0x3fffffff8)))";
+
+/// Neither copy reaches the BAR: the word that was there stays.
+const NO_PEERS: &str = "probe write $V:2:0 8 1; probe write $V:2:0x1000 8 0x1122334455667788; \
+     probe edu $E copy $A $((A + 0x1000)) 8; echo KEPT $(at $((A + 0x1000)))";
+
+/// Addresses are exchanged and exchanged back, with decode off on both meanwhile.
+const SWAP: &str = "probe enable $W; B=$(bar2 $W); \
+     probe write $V:2:0 8 0x1122334455667788; probe write $W:2:0 8 0x99; \
+     swap() { mem 0; F=$W; mem 0; F=$V; low $1; high $1; F=$W; high $2; low $2; mem 6; F=$V; mem 6; }; \
+     swap $B $A; echo V.AT.B $(at $B); echo W.AT.A $(at $A); \
+     probe edu $E copy $B $((B + 0x1000)) 8; echo COPIED $(at $((B + 0x1000))); \
+     swap $A $B; echo V.AT.A $(at $A); echo W.AT.B $(at $B); echo KEPT $(at $((A + 0x1000)))";
+
+/// While one CPU moves V's BAR about and another accesses it, the other device keeps what it holds.
+const CHURN: &str = "probe enable $W; probe write $W:2:0x8 8 0x99; probe write $W:2:0x10 8 0x99; \
+     probe churn $V 2 $((A + 0x40000000)) 400; echo OTHER $(at $(($(bar2 $W) + 8))) $(at $(($(bar2 $W) + 16)))";
 
 const ILLEGAL: &str = "probe write $V:2:0 8 0x1122334455667788; \
      for W in 0 0x1000000 0xc0000000 0x7ffffc00000000 0xffffffffffffffff; do \
@@ -70,6 +93,7 @@ echo $LAB_BDF_nvme >/sys/bus/pci/drivers/vfio-pci/bind"#;
 /// The tests of this subject.
 pub fn tests() -> Vec<Test> {
     let both = "--vfio $LAB_BDF_edu --vfio $LAB_BDF_store";
+    let three = "--vfio $LAB_BDF_edu --vfio $LAB_BDF_store --vfio $LAB_BDF_other";
     vec![
         Test::new(
             "bars::dma_reaches_another_device_before_and_after_its_bar_moved",
@@ -77,11 +101,72 @@ pub fn tests() -> Vec<Test> {
             format!("{EMULATED}emulated '{PRELUDE}{PEERS}' {both}"),
             |outcome| {
                 outcome.expect_clean()?;
-                all_are(outcome, &["FIRST", "MOVED", "SECOND"], 1, WORD)?;
+                let words = format!("{WORD} {WORD}");
+                all_are(outcome, &["FIRST", "MOVED", "SECOND"], 1, &words)?;
                 all_are(outcome, &["LEFT"], 1, ONES)
             },
         )
         .within(240),
+        Test::new(
+            "bars::without_peer_to_peer_dma_to_another_device_faults_and_nothing_is_said",
+            config(),
+            format!(
+                "guest '{PRELUDE}{NO_PEERS}' --vfio $LAB_BDF_edu,p2p=off --vfio $LAB_BDF_store,p2p=off"
+            ),
+            |outcome| {
+                outcome.expect_clean()?;
+                outcome.reject("mini-vmm:")?;
+                all_are(outcome, &["KEPT"], 1, WORD)
+            },
+        )
+        .with_iommu_faults(),
+        Test::new(
+            "bars::two_devices_exchange_their_addresses",
+            config(),
+            format!("guest '{PRELUDE}{SWAP}' {three}"),
+            |outcome| {
+                outcome.expect_clean()?;
+                all_are(outcome, &["V.AT.B", "COPIED", "V.AT.A", "KEPT"], 1, WORD)?;
+                all_are(outcome, &["W.AT.A", "W.AT.B"], 1, "0x99")
+            },
+        )
+        .within(240),
+        Test::new(
+            "bars::one_cpu_moves_a_bar_while_another_accesses_it",
+            config(),
+            format!("{EMULATED}GUEST_CPUS=2 emulated '{PRELUDE}{CHURN}' \\
+                     --vfio $LAB_BDF_edu --vfio $LAB_BDF_small --vfio $LAB_BDF_store"),
+            |outcome| {
+                outcome.expect_clean()?;
+                let churn = outcome.probe("churn");
+                let number = |key| churn.first().and_then(|f| f.get(key)?.parse::<u64>().ok());
+                if number("changes") != Some(400) || number("answered").is_none_or(|n| n < 100) {
+                    return Err(format!("not 400 changes with accesses meanwhile: {churn:?}"));
+                }
+                all_are(outcome, &["OTHER"], 1, "0x99 0x99")
+            },
+        )
+        .within(600),
+        Test::new(
+            // With 1 GiB, because the host's kernel takes 45 ms to unmap each at the end.
+            "bars::a_bar_that_moves_100_times_keeps_its_data_and_nothing_is_unmapped",
+            config(),
+            "guest 'probe moves 0000:00:02.0 2 100' --vfio $LAB_BDF_edu --vfio $LAB_BDF_small --mmio64-size 2T \\
+                 --boot-profile table,at=exit >$TMPDIR/out 2>&1
+             cat $TMPDIR/out
+             calls() { grep -a \"$1: $LAB_BDF_small BAR 2\" $TMPDIR/out | cut -c1-7; }
+             echo MAPPED $(calls 'map DMA'); echo SLOTS $(calls memslot)
+             echo UNMAPPED $(grep -ac 'unmap DMA' $TMPDIR/out)",
+            |outcome| {
+                outcome.expect_clean()?;
+                outcome.expect("PROBE moves bdf=0000:00:02.0 count=100")?;
+                // One where it was placed, 100 moves, and back.
+                outcome.expect_number("MAPPED", 101..=101)?;
+                outcome.expect_number("SLOTS", 102..=102)?;
+                outcome.expect_number("UNMAPPED", 0..=0)
+            },
+        )
+        .within(300),
         Test::new(
             "bars::an_illegal_address_answers_nowhere_and_the_old_one_works_again",
             config(),

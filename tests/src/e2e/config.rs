@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use crate::cli::MachineArgs;
 use crate::error::Error;
 use crate::paths;
+use crate::setup;
 
 const SECTOR: usize = 512;
 
@@ -74,6 +75,19 @@ impl Config {
             sectors: (mib << 20) / SECTOR,
         });
         self
+    }
+
+    /// The kernel that L1 runs, whatever the tests are run on.
+    pub fn on(mut self, kernel: &str) -> Self {
+        self.machine.host_kernel = kernel.to_owned();
+        self
+    }
+
+    /// The kernel that L1 runs, where the test does not ask for one.
+    pub fn by_default_on(&mut self, kernel: &str) {
+        if self.machine.host_kernel == setup::DEFAULT_KERNEL {
+            self.machine.host_kernel = kernel.to_owned();
+        }
     }
 
     /// The kernel that L1 runs.

@@ -19,6 +19,45 @@ done
 try no-initrd --kernel $LAB_KERNEL --initrd $TMPDIR/no-initrd --memory 256M
 try directory-initrd --kernel $LAB_KERNEL --initrd $TMPDIR/directory --memory 256M"#;
 
+/// Both functions of the slot belong to vfio-pci. A wrong option ends the second run after the check of the group.
+const TOGETHER: &str = r#"
+N=/sys/bus/pci/devices/$LAB_BDF_nic
+echo $LAB_BDF_nic >$N/driver/unbind
+echo vfio-pci >$N/driver_override
+echo $LAB_BDF_nic >/sys/bus/pci/drivers_probe
+echo "TWICE $("$LAB_VMM" --kernel $LAB_KERNEL --vfio $LAB_BDF_edu --vfio $LAB_BDF_edu 2>&1; echo status $?)"
+echo "ALONE $("$LAB_VMM" --kernel $LAB_KERNEL --vfio $LAB_BDF_edu,no-mmap=3 2>&1 | tr '\n' ' ')"
+guest 'lspci -Dn; probe edu 0000:00:01.1 factorial 5; nic e1000e | sed s/^/CARD./' --vfio $LAB_BDF_edu --vfio $LAB_BDF_nic
+echo $LAB_BDF_nic >$N/driver/unbind
+echo >$N/driver_override
+echo $LAB_BDF_nic >/sys/bus/pci/drivers_probe"#;
+
+/// One named twice is refused, one left out is named, and both together keep their function numbers.
+fn functions_of_one_group(outcome: &Outcome) -> Verdict {
+    let (twice, alone) = (outcome.value("TWICE")?, outcome.value("ALONE")?);
+    if !twice.contains("named twice") || !outcome.has("status 3") {
+        return Err(format!("a device named twice is not refused: {twice}"));
+    }
+    if !alone.contains("0.0 is not assigned") || !alone.contains("IOMMU group") {
+        return Err(format!(
+            "the function that is left out is not named: {alone}"
+        ));
+    }
+    outcome.expect_clean()?;
+    // Only the run that leaves it out says so.
+    let told = outcome.output.matches("is not assigned though").count();
+    if told != 1 {
+        return Err(format!("{told} times a function is said to be left out"));
+    }
+    for function in [
+        "0000:00:01.0 0200: 8086:10d3",
+        "0000:00:01.1 00ff: 1234:11e8",
+    ] {
+        outcome.expect(function)?;
+    }
+    outcome.expect("CARD.eth")
+}
+
 /// The tests of this subject.
 pub fn tests() -> Vec<Test> {
     let mut tests = inputs();
@@ -109,6 +148,12 @@ fn devices() -> Vec<Test> {
                 outcome.expect("e1000e")?;
                 outcome.expect("vfio-pci")
             },
+        ),
+        Test::new(
+            "errors::functions_of_one_group",
+            pair(),
+            TOGETHER,
+            functions_of_one_group,
         ),
         Test::new(
             "errors::without_iommu",

@@ -1,113 +1,172 @@
-//! Devices that interrupt, with their real drivers.
+//! Disks, SR-IOV and a device that does nothing but interrupt; what interrupts and configuration cost.
 
-use crate::e2e::{Config, Outcome, Test, Verdict, demo};
+use crate::e2e::cards::{counted, pinged, works};
+use crate::e2e::{Config, Outcome, Test, Verdict, config_space, demo};
 
 const AHCI: &str = r#"
 echo "IMAGE $(head -c 1048576 $LAB_DISK_d1 | sha256sum)"
 guest 'probe wait /dev/sda; echo DISK $(head -c 1048576 /dev/sda | sha256sum); grep ahci /proc/interrupts' \
     --vfio $LAB_BDF_ahci"#;
 
+/// Reads a MiB that the image holds, writes another, and reads that back; the host looks at it in the image.
 const NVME: &str = r#"
-echo "IMAGE $(head -c 1048576 $LAB_DISK_d0 | sha256sum)"
-GUEST_CPUS=2 guest 'probe wait /dev/nvme0n1; echo DISK $(head -c 1048576 /dev/nvme0n1 | sha256sum); grep nvme /proc/interrupts' \
-    --vfio $LAB_BDF_nvme"#;
+nvme() {
+    echo "IMAGE $(head -c 1048576 $LAB_DISK_d0 | sha256sum)"
+    GUEST_CPUS=2 guest 'D=/dev/nvme0n1; probe wait $D; echo DISK $(head -c 1048576 $D | sha256sum);
+        head -c 1048576 /dev/urandom >x; dd if=x of=$D bs=1M seek=8 conv=fsync; echo 3 >/proc/sys/vm/drop_caches;
+        echo WROTE $(sha256sum <x); echo AGAIN $(dd if=$D bs=1M skip=8 count=1 | sha256sum); interrupts; probe mark 0x42' \
+        --vfio $LAB_BDF_nvme --boot-profile table,at=42
+    echo "IN_IMAGE $(dd if=$LAB_DISK_d0 bs=1M skip=8 count=1 | sha256sum)"
+}
+once nvme nvme"#;
 
-/// Network cards with each kind of interrupt, and a USB controller with a keyboard.
-fn cards() -> Config {
+/// A network card with SR-IOV in the one layout in which the emulator gets the BARs of virtual functions right: nothing above
+/// 4 GiB. One card is assigned itself, a virtual function of the other.
+fn sr_iov() -> Config {
     Config::default()
-        .qemu("-netdev user,id=n0")
-        .qemu("-netdev user,id=n1")
-        .qemu("-netdev user,id=n2")
-        .device("e1000e,id=e1000e,netdev=n0")
-        .device("rtl8139,id=rtl,netdev=n1")
-        .device("virtio-net-pci,id=virtio,netdev=n2,iommu_platform=on,disable-legacy=on")
-        .device("qemu-xhci,id=usb")
-        .host_device("usb-kbd,id=keyboard,bus=usb.0")
+        .qemu("-global q35-pcihost.pci-hole64-size=0")
+        .qemu("-netdev user,id=n0,net=10.0.2.0/24")
+        .qemu("-netdev user,id=n1,net=10.0.3.0/24")
+        .qemu("-device pcie-root-port,id=rp1,chassis=1,addr=10")
+        .qemu("-device pcie-root-port,id=rp2,chassis=2,addr=11")
+        .memory("2G")
+        .device("igb,id=whole,netdev=n0,bus=rp1")
+        .host_device("igb,id=shared,netdev=n1,bus=rp2")
 }
 
-/// The only card of the guest reaches the emulated network's gateway, packet by packet.
-fn ping(device: &str) -> String {
-    format!(
-        "guest 'N=$(ls /sys/class/net | grep -v lo | head -n 1); ip link set $N up; \
-             ip addr add 10.0.2.15/24 dev $N; for i in $(seq 50); do \
-             ping -c 1 -W 1 10.0.2.2 >/dev/null && break; done; \
-             echo PINGED $(ping -c 20 -i 0.1 -s 1400 10.0.2.2 | grep -c from); \
-             cat /proc/interrupts; dmesg | grep -c nobod[y].cared | sed s/^/UNHANDLED./' \
-             --vfio $LAB_BDF_{device}"
-    )
+const IGB: &str = r#"
+igb() {
+    guest 'network igb 2; interrupts; packed lspci -D -vv -xxxx' --vfio $LAB_BDF_whole
 }
+lspci_of $LAB_BDF_whole
+unpacked igb"#;
 
-/// Every packet came back, and the card interrupted.
-fn pinged(outcome: &Outcome, kind: &str, driver: &str) -> Verdict {
-    outcome.expect_clean()?;
-    outcome.expect_number("PINGED", 20..=20)?;
-    outcome.expect("UNHANDLED.0")?;
-    match outcome.interrupts(kind, driver) {
-        0 => Err(format!("no {kind} interrupt of {driver} was counted")),
-        _ => Ok(()),
-    }
+const VIRTUAL_FUNCTION: &str = r#"
+P=/sys/bus/pci/devices/$LAB_BDF_shared
+echo 0 >$P/sriov_drivers_autoprobe
+echo 1 >$P/sriov_numvfs
+ip link set $(ls $P/net) up
+V=$(basename $(readlink $P/virtfn0))
+echo vfio-pci >/sys/bus/pci/devices/$V/driver_override
+echo $V >/sys/bus/pci/drivers_probe
+virtual() {
+    guest 'network igbvf 3; interrupts; packed lspci -D -vv -xxxx' --vfio $V
 }
+lspci_of $V
+unpacked virtual
+echo 0 >$P/sriov_numvfs"#;
 
-/// Enumerated by the controller's driver: its name was read from it.
-const KEYBOARD: &str = r#"
-guest 'for i in $(seq 100); do grep -q Keyboard /sys/bus/usb/devices/*/product && break; sleep 0.1; done;
-    echo PRODUCT $(cat /sys/bus/usb/devices/*/product); cat /proc/interrupts' --vfio $LAB_BDF_usb"#;
+/// `edu` raises an interrupt only when the one before was counted by a program in the guest, through the guest's own VFIO.
+const HUNDRED_THOUSAND: &str = r#"
+GUEST_KERNEL=$LAB_KERNEL_iommufd GUEST_INITRD=$LAB_INITRD_iommufd GUEST_CPUS=2 guest '
+    echo 1 >/sys/module/vfio/parameters/enable_unsafe_noiommu_mode; E=0000:00:01.0; D=/sys/bus/pci/devices/$E;
+    echo vfio-pci >$D/driver_override; echo $E >/sys/bus/pci/drivers_probe; probe edu $E interrupts 100000; interrupts' \
+    --vfio $LAB_BDF_edu"#;
 
 /// The tests of this subject.
 pub fn tests() -> Vec<Test> {
-    vec![
+    let mut tests = disks();
+    tests.extend([
+        Test::new("interrupts::msix_igb_pings", sr_iov(), IGB, |outcome| {
+            pinged(outcome, "igb", "PCI-MSIX", "0000:00:01.0")?;
+            config_space::check(outcome)
+        }),
         Test::new(
-            "interrupts::msix_e1000e_pings",
-            cards(),
-            ping("e1000e"),
-            |outcome| pinged(outcome, "MSIX", "e"),
-        ),
-        Test::new(
-            "interrupts::intx_rtl8139_pings",
-            cards(),
-            ping("rtl"),
-            |outcome| pinged(outcome, "IO-APIC", "e"),
-        ),
-        Test::new(
-            "interrupts::msix_virtio_net_behind_the_iommu_pings",
-            cards(),
-            ping("virtio"),
-            |outcome| pinged(outcome, "MSIX", "virtio"),
-        ),
-        Test::new(
-            "interrupts::a_usb_keyboard_is_found",
-            cards(),
-            KEYBOARD,
+            "interrupts::msix_virtual_function_of_igb_pings",
+            sr_iov(),
+            VIRTUAL_FUNCTION,
             |outcome| {
-                outcome.expect_clean()?;
-                outcome.expect("QEMU USB Keyboard")?;
-                match outcome.interrupts("MSI", "xhci") {
-                    0 => Err("no interrupt of xhci was counted".to_owned()),
-                    _ => Ok(()),
-                }
+                pinged(outcome, "igbvf", "PCI-MSIX", "0000:00:01.0")?;
+                config_space::check(outcome)
             },
         ),
+        Test::new(
+            "interrupts::none_of_100000_is_lost",
+            Config::default().device("edu,id=edu"),
+            HUNDRED_THOUSAND,
+            |outcome| {
+                outcome.expect_clean()?;
+                outcome.expect_number("RAISED", 100_000..=100_000)?;
+                outcome.expect_number("ARRIVED", 100_000..=100_000)?;
+                match outcome.interrupts("PCI-MSI", "vfio-msi") {
+                    100_000 => Ok(()),
+                    other => Err(format!("the guest's kernel counted {other} interrupts")),
+                }
+            },
+        )
+        .with_guest_kernel("iommufd")
+        .within(400),
+    ]);
+    tests
+}
+
+fn disks() -> Vec<Test> {
+    vec![
         Test::new(
             "interrupts::msi_ahci_reads_a_disk",
             demo::config(),
             AHCI,
-            |outcome| reads_by(outcome, "MSI", "ahci"),
+            |outcome| {
+                outcome.expect_clean()?;
+                outcome.same_checksum("IMAGE", "DISK")?;
+                counted(outcome, "MSI", "ahci")
+            },
         ),
         Test::new(
-            "interrupts::msix_nvme_on_two_cpus",
+            "interrupts::msix_nvme_reads_and_writes_a_disk",
             demo::config(),
             NVME,
-            |outcome| reads_by(outcome, "MSIX", "nvme"),
+            |outcome| {
+                works(outcome)?;
+                outcome.same_checksum("IMAGE", "DISK")?;
+                outcome.same_checksum("WROTE", "AGAIN")?;
+                outcome.same_checksum("WROTE", "IN_IMAGE")?;
+                counted(outcome, "PCI-MSIX", "nvme")
+            },
+        ),
+        Test::new(
+            "interrupts::a_vector_costs_one_routing_update_and_arms_itself_only",
+            demo::config(),
+            NVME,
+            few_calls,
+        ),
+        Test::new(
+            "interrupts::configuration_accesses_of_a_boot_cost_few_system_calls",
+            demo::config(),
+            NVME,
+            few_system_calls,
         ),
     ]
 }
 
-/// The guest read what the image holds, and was interrupted.
-fn reads_by(outcome: &Outcome, kind: &str, driver: &str) -> Verdict {
+/// The driver unmasks its first vector, gives MSI-X up, and unmasks three: of its two queues, and the first again.
+fn few_calls(outcome: &Outcome) -> Verdict {
+    const UNMASKED: u64 = 4;
     outcome.expect_clean()?;
-    outcome.same_checksum("IMAGE", "DISK")?;
-    match outcome.interrupts(kind, driver) {
-        0 => Err(format!("no {kind} interrupt of {driver} was counted")),
-        _ => Ok(()),
+    let updates = outcome.calls("KVM_SET_GSI_ROUTING");
+    if updates == 0 || updates > UNMASKED {
+        return Err(format!("{updates} routing updates for {UNMASKED} vectors"));
     }
+    // Error and request events; INTx armed (two calls) and given up as MSI-X is enabled, twice; MSI-X enabled, disabled and
+    // enabled.
+    const OTHERS: u64 = 2 + 2 * (2 + 1) + 3;
+    let armed = outcome.calls("set interrupts");
+    if armed > UNMASKED + OTHERS {
+        return Err(format!(
+            "{armed} calls armed {UNMASKED} vectors, and {OTHERS} the rest"
+        ));
+    }
+    Ok(())
+}
+
+/// At most one in twenty.
+fn few_system_calls(outcome: &Outcome) -> Verdict {
+    outcome.expect_clean()?;
+    let accesses = outcome.calls("guest config read") + outcome.calls("guest config write");
+    let calls =
+        outcome.calls("config read for the guest") + outcome.calls("config write for the guest");
+    if accesses == 0 || calls * 20 > accesses {
+        return Err(format!("{accesses} accesses cost {calls} system calls"));
+    }
+    Ok(())
 }

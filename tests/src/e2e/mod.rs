@@ -6,28 +6,37 @@
 
 mod bars;
 mod boot;
+mod cards;
 mod check;
 mod config;
+mod config_space;
 pub mod demo;
 mod errors;
 mod gpus;
 mod interrupts;
 mod ioctls;
+mod iommufd;
+mod kills;
+mod lspci;
 mod memory;
 mod outcome;
 mod ram;
+mod resets;
 mod runner;
+mod setting;
 
 use std::time::Duration;
 
 pub use config::Config;
 pub use outcome::Outcome;
 pub use runner::{Tally, run, single};
+pub use setting::Setting;
 
 /// What a check returns: nothing, or what is wrong in one sentence.
 pub type Verdict = Result<(), String>;
 
 /// One test.
+#[derive(Clone)]
 pub struct Test {
     /// `subject::what_is_expected`.
     pub name: &'static str,
@@ -37,8 +46,14 @@ pub struct Test {
     pub script: String,
     /// How long that may take.
     pub limit: Duration,
+    /// A kernel that its guest needs besides the default one.
+    pub guest_kernel: Option<&'static str>,
+    /// A kernel of the lab's host that it cannot run on, and why.
+    pub not_on: Option<(&'static str, &'static str)>,
     /// Judges what came out.
     pub check: fn(&Outcome) -> Verdict,
+    /// The host's IOMMU refuses DMA meanwhile; otherwise that is a failure.
+    pub iommu_faults: bool,
 }
 
 impl Test {
@@ -54,8 +69,29 @@ impl Test {
             config,
             script: script.into(),
             limit: Duration::from_secs(180),
+            guest_kernel: None,
+            not_on: None,
             check,
+            iommu_faults: false,
         }
+    }
+
+    /// The same with another kernel set up for its guest.
+    fn with_guest_kernel(mut self, name: &'static str) -> Self {
+        self.guest_kernel = Some(name);
+        self
+    }
+
+    /// The same, skipped on that kernel of the lab's host for a reason that lies in the kernel.
+    fn not_on(mut self, kernel: &'static str, why: &'static str) -> Self {
+        self.not_on = Some((kernel, why));
+        self
+    }
+
+    /// The same, which the host's IOMMU refuses DMA in.
+    fn with_iommu_faults(mut self) -> Self {
+        self.iommu_faults = true;
+        self
     }
 
     /// The same with another limit.
@@ -72,10 +108,14 @@ pub fn all() -> Vec<Test> {
         bars::tests(),
         demo::tests(),
         gpus::tests(),
+        cards::tests(),
         interrupts::tests(),
         ioctls::tests(),
+        iommufd::tests(),
+        kills::tests(),
         memory::tests(),
         ram::tests(),
+        resets::tests(),
         errors::tests(),
         check::tests(),
     ]

@@ -156,6 +156,23 @@ impl Outcome {
         outside::read(&directory).map_err(|error| error::chain(&error))
     }
 
+    /// Calls of a class, over all subjects, in the table of the monitor's profile (`--boot-profile table`): lines of count, two
+    /// times, `class: subject`.
+    pub fn calls(&self, class: &str) -> u64 {
+        self.output
+            .lines()
+            .filter_map(|line| {
+                let mut words = line.split_whitespace();
+                let count = words.next()?.parse::<u64>().ok()?;
+                let (name, _) = line.split_once(": ")?;
+                let times = words.by_ref().take(2);
+                let times = times.filter(|word| word.parse::<f64>().is_ok()).count();
+                let name: Vec<_> = name.split_whitespace().skip(3).collect();
+                (times == 2 && name.join(" ") == class).then_some(count)
+            })
+            .sum()
+    }
+
     /// Interrupts counted, over all CPUs, in the lines of /proc/interrupts that contain both texts.
     pub fn interrupts(&self, kind: &str, name: &str) -> u64 {
         self.output
@@ -214,6 +231,17 @@ mod tests {
                 .expect_vmm("3")
                 .is_err()
         );
+    }
+
+    #[test]
+    fn calls_are_summed_over_subjects() {
+        let outcome = outcome(
+            "  calls   total ms  longest ms\n     25      3.753       1.228  config read: 0000:00:03.0\n      \
+             7      0.100       0.050  config read: 0000:00:04.0\n      9     15.734       6.928  config read for the guest: RAM\n",
+        );
+        assert_eq!(outcome.calls("config read"), 32);
+        assert_eq!(outcome.calls("config read for the guest"), 9);
+        assert_eq!(outcome.calls("read"), 0);
     }
 
     #[test]

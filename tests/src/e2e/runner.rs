@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::command;
-use crate::e2e::{Config, Outcome, Test, Verdict};
+use crate::e2e::{Config, Outcome, Setting, Test, Verdict};
 use crate::error::{self, Error};
 use crate::machine::{Boot, Sink, Source, job};
 use crate::setup;
@@ -38,7 +38,7 @@ impl Tally {
 }
 
 /// Runs tests, those with equal machines in one boot, and prints how each ended.
-pub fn run(tests: Vec<Test>, verbose: bool) -> Result<Tally, Error> {
+pub fn run(tests: Vec<Test>, setting: &Setting, verbose: bool) -> Result<Tally, Error> {
     let mut tally = Tally::default();
     for group in groups(tests) {
         let mut left: Vec<&Test> = group.iter().collect();
@@ -48,7 +48,7 @@ pub fn run(tests: Vec<Test>, verbose: bool) -> Result<Tally, Error> {
                 break;
             }
             let tests = left.clone();
-            boot(&tests, verbose, &mut |report| {
+            boot(&tests, setting, verbose, &mut |report| {
                 let test = tests.iter().find(|test| test.name == report.name);
                 tally.add(report.show(test));
                 left.retain(|test| test.name != report.name);
@@ -66,9 +66,9 @@ pub fn run(tests: Vec<Test>, verbose: bool) -> Result<Tally, Error> {
 }
 
 /// Runs one test and returns what it printed, and where the logs are.
-pub fn single(test: &Test, verbose: bool) -> Result<(Outcome, PathBuf), Error> {
+pub fn single(test: &Test, setting: &Setting, verbose: bool) -> Result<(Outcome, PathBuf), Error> {
     let mut result = None;
-    boot(&[test], verbose, &mut |report| {
+    boot(&[test], setting, verbose, &mut |report| {
         result = Some((report.outcome, report.log));
     })?;
     result.ok_or_else(|| Error::Failed(format!("the lab's host did not get to {}", test.name)))
@@ -99,19 +99,26 @@ struct Report {
 }
 
 /// Boots the machine of these tests, which is the same, and runs them; `done` gets each that began.
-fn boot(tests: &[&Test], verbose: bool, done: &mut dyn FnMut(Report)) -> Result<(), Error> {
+fn boot(
+    tests: &[&Test],
+    setting: &Setting,
+    verbose: bool,
+    done: &mut dyn FnMut(Report),
+) -> Result<(), Error> {
     let Some(first) = tests.first() else {
         return Ok(());
     };
     let config: &Config = &first.config;
-    let kernels = setup::ensure(&[setup::DEFAULT_KERNEL, config.host_kernel()])?;
+    let mut names = vec![setup::DEFAULT_KERNEL, config.host_kernel()];
+    names.extend(tests.iter().filter_map(|test| test.guest_kernel));
+    let kernels = setup::ensure(&names)?;
     let (mut machine, variables) = config.prepare()?;
     let limit = BOOT_LIMIT + tests.iter().map(|test| test.limit).sum::<Duration>();
     machine.timeout = limit.as_secs();
     let boot = Boot {
         machine: &machine,
         kernels: &kernels,
-        body: &body(&variables, tests),
+        body: &body(&(setting.variables() + &variables), tests),
         what: "the tests",
         interactive: false,
     };
@@ -233,7 +240,13 @@ impl Report {
             Some(124 | 137) => Err(format!("took longer than {} s", test.limit.as_secs())),
             Some(_) => {
                 (test.check)(&self.outcome)?;
-                match self.outcome.host.first() {
+                let is_fault = |line: &&String| line.contains("DMAR: ") && line.contains("fault");
+                let host = &self.outcome.host;
+                if test.iommu_faults && !host.iter().any(|line| is_fault(&line)) {
+                    return Err("the host's IOMMU refused no DMA".to_owned());
+                }
+                let mut complaints = host.iter();
+                match complaints.find(|line| !(test.iommu_faults && is_fault(line))) {
                     Some(complaint) => Err(format!("the host's kernel complains: {complaint}")),
                     None => Ok(()),
                 }
@@ -330,5 +343,26 @@ mod tests {
         };
         let test = test("a::1", Config::default());
         assert!(report.verdict(&test).unwrap_err().contains("DMAR"));
+    }
+
+    #[test]
+    fn a_test_of_refused_dma_needs_a_fault_and_bears_nothing_else() {
+        let verdict = |host: &[&str]| {
+            let report = Report {
+                name: "a::1".to_owned(),
+                outcome: Outcome {
+                    status: Some(0),
+                    host: host.iter().map(|line| (*line).to_owned()).collect(),
+                    ..Outcome::default()
+                },
+                elapsed: Duration::ZERO,
+                log: PathBuf::new(),
+            };
+            report.verdict(&test("a::1", Config::default()).with_iommu_faults())
+        };
+        let fault = "DMAR: [DMA Write NO_PASID] Request device [00:03.0] fault addr 0x400000000";
+        assert!(verdict(&[]).is_err());
+        assert!(verdict(&[fault]).is_ok());
+        assert!(verdict(&[fault, "WARNING: x"]).is_err());
     }
 }

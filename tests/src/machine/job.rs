@@ -55,6 +55,9 @@ pub fn script(repository: &Path, kernels: &[Bootable], guest: &str, body: &str) 
     }
     let vmm = paths::vmm(repository);
     export("LAB_VMM", &vmm.display().to_string());
+    if let Ok(program) = std::env::current_exe() {
+        export("LAB_TOOL", &program.display().to_string());
+    }
     export("LAB_CMDLINE", GUEST_CMDLINE);
     export("LAB_REPO", &repository.display().to_string());
     let directory = quote(&repository.display().to_string());

@@ -20,6 +20,8 @@ pub enum Installed {
 /// An apt that reads its own sources and keeps its own lists.
 pub struct Apt {
     configuration: PathBuf,
+    /// Where it keeps packages.
+    archives: PathBuf,
     /// The suites it reads, for messages.
     pub suites: String,
 }
@@ -44,6 +46,7 @@ impl Apt {
         }
         let apt = Self {
             configuration,
+            archives: root.join("cache/archives"),
             suites: suites.join(", "),
         };
         command::run(apt.command("apt-get").arg("update").arg("--error-on=any"))?;
@@ -103,13 +106,24 @@ impl Apt {
                 .args(packages)
                 .current_dir(directory),
         )?;
-        for entry in fs::read_dir(directory).map_err(Error::file("list", directory))? {
-            let path = entry.map_err(Error::file("list", directory))?.path();
-            if path.extension().is_some_and(|ext| ext == "deb") {
-                command::run(Command::new("dpkg-deb").arg("-x").arg(path).arg(root))?;
-            }
-        }
-        Ok(())
+        unpack_all(directory, root)
+    }
+
+    /// The same with all packages that these need, preferring `suite`, for an apt that takes nothing for installed.
+    pub fn unpack_with_dependencies(
+        &self,
+        packages: &[&str],
+        suite: &str,
+        root: &Path,
+    ) -> Result<(), Error> {
+        fs::create_dir_all(root).map_err(Error::file("create", root))?;
+        command::run(
+            self.command("apt-get")
+                .args(["install", "--download-only", "--yes"])
+                .args(["--no-install-recommends", "--target-release", suite])
+                .args(packages),
+        )?;
+        unpack_all(&self.archives, root)
     }
 
     /// Installs packages on the machine, preferring the suite if one is given.
@@ -121,6 +135,17 @@ impl Apt {
         }
         command::run(command.args(packages))
     }
+}
+
+/// Unpacks the packages in `directory` below `root`.
+fn unpack_all(directory: &Path, root: &Path) -> Result<(), Error> {
+    for entry in fs::read_dir(directory).map_err(Error::file("list", directory))? {
+        let path = entry.map_err(Error::file("list", directory))?.path();
+        if path.extension().is_some_and(|ext| ext == "deb") {
+            command::run(Command::new("dpkg-deb").arg("-x").arg(path).arg(root))?;
+        }
+    }
+    Ok(())
 }
 
 /// The machine's own configuration (proxies and the like) is read first; this overrides where things are kept.

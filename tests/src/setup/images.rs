@@ -16,6 +16,7 @@ use crate::setup::tools;
 
 const HOST_INIT: &str = include_str!("../../../resources/lab/host-init.sh");
 const GUEST_INIT: &str = include_str!("../../../resources/lab/guest-init.sh");
+const GUEST_FUNCTIONS: &str = include_str!("../../../resources/lab/guest-functions.sh");
 
 /// What the host loads before anything else.
 const HOST_MODULES: [&str; 7] = [
@@ -28,8 +29,8 @@ const HOST_MODULES: [&str; 7] = [
     "vfio_iommu_type1",
 ];
 
-/// Drivers for the devices that QEMU can emulate: loaded when such a device is there.
-const DRIVERS: [&str; 17] = [
+/// Drivers for the devices that QEMU can emulate: loaded when such a device is there, or by name with `probe modprobe`.
+const DRIVERS: [&str; 20] = [
     "nvme",
     "ahci",
     "sd_mod",
@@ -41,12 +42,15 @@ const DRIVERS: [&str; 17] = [
     "8139cp",
     "8250_pci",
     "snd-hda-intel",
+    "snd-hda-codec-generic",
+    "snd-pcm-oss",
     "xhci-pci",
     "usbhid",
     "hid-generic",
     "virtio_pci",
     "virtio_net",
     "virtio_blk",
+    "vfio-pci",
 ];
 
 /// Programs of the guest that busybox does not have as good.
@@ -114,6 +118,7 @@ impl Parts<'_> {
             HOST_MODULES,
             DRIVERS,
             GUEST_PROGRAMS,
+            GUEST_FUNCTIONS,
             include_str!("images.rs"),
         )
             .hash(&mut hasher);
@@ -150,6 +155,7 @@ fn host(parts: &Parts) -> Result<Vec<u8>, Error> {
 
 fn guest(parts: &Parts) -> Result<Vec<u8>, Error> {
     let mut image = parts.base(GUEST_INIT)?;
+    image.file("functions", 0o644, GUEST_FUNCTIONS.as_bytes());
     Modules::read(parts.kernel)?.add_on_demand(&mut image, &DRIVERS)?;
     for program in GUEST_PROGRAMS {
         add_program(&mut image, program)?;

@@ -6,6 +6,7 @@ mod initramfs;
 mod iommufd_kernel;
 mod kernels;
 mod modules;
+mod qemu11;
 mod sources;
 pub mod tools;
 mod vmlinux;
@@ -35,6 +36,13 @@ pub struct Bootable {
     pub host_initrd: PathBuf,
     /// The initramfs of the lab's default guest.
     pub guest_initrd: PathBuf,
+}
+
+/// Sets up QEMU 11; returns the root of a directory tree, to be changed into before it is run.
+pub fn qemu11() -> Result<PathBuf, Error> {
+    let cache = Cache::open()?;
+    let _lock = cache.lock()?;
+    qemu11::ensure(&cache)
 }
 
 /// Sets up the named kernels, and returns every kernel that is set up, in the order of the table.

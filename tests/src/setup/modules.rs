@@ -90,6 +90,8 @@ impl<'a> Modules<'a> {
                 continue;
             }
             let files = files.join(" ");
+            // By name, for those that no device asks for.
+            index.push_str(&format!("module:{module} {files}\n"));
             for (pattern, _) in self.aliases.iter().filter(|(_, name)| *name == module) {
                 index.push_str(&format!("{pattern} {files}\n"));
             }

@@ -1,6 +1,7 @@
 //! Facts about each device: bound, group, header, interrupts, reset.
 
 use devices::assign::preflight::{self, PreflightError};
+use devices::assign::rom::{check_clique, rom_bar};
 use devices::assign::{AssignError, DeviceOptions};
 use devices::host::Sysfs;
 use devices::host::function::HostInterrupts;
@@ -47,6 +48,10 @@ pub fn all(report: &mut Report, sysfs: &Sysfs, config: &Config) -> Vec<Device> {
         } else {
             devices.extend(one(report, sysfs, config, number, *bdf));
         }
+    }
+    let fit = devices.iter().filter_map(|d| Some((d.bdf, d.group?)));
+    for left_out in preflight::left_out(sysfs, &fit.collect::<Vec<_>>()) {
+        report.warn("group", left_out.to_string(), left_out.remedy());
     }
     devices
 }
@@ -174,6 +179,15 @@ fn bars(
             "turn on \"Above 4G Decoding\" in the firmware, or boot the host with `pci=realloc`";
         report.device_warn("bar", bdf, &text, Remedy::advice(remedy));
     }
+    if option.clique.is_some()
+        && let Some(ids) = sysfs.ids(bdf)
+        && let Err(error) = check_clique(bdf, ids.vendor)
+    {
+        report.fail("p2p", Some(bdf), &error.into());
+    }
+    if let Err(error) = plan::rom_source(&option.rom) {
+        report.fail("rom", Some(bdf), &error.into());
+    }
     let found = sysfs
         .bars(bdf)
         .map_err(|source| Error::from(AssignError::Bars { bdf, source }))
@@ -197,7 +211,6 @@ fn bars(
 /// The expansion ROM as a BAR. Its size is the host's; that of what is read from it is known at
 /// boot, and not bigger.
 fn rom(sysfs: &Sysfs, bdf: Bdf, option: &RomOption) -> Option<BarInfo> {
-    use devices::assign::rom::rom_bar;
     use devices::host::function::HostResource;
     let len = match option {
         RomOption::Off => return None,

@@ -8,8 +8,9 @@ use devices::remedy::Remedy;
 
 use super::process::Process;
 use super::report::Report;
-use crate::config::Config;
+use crate::config::{Config, Iommu};
 use crate::error::Error;
+use crate::limits::FewFiles;
 use crate::memory_check as memory;
 use crate::options::Node;
 use crate::plan;
@@ -33,7 +34,7 @@ pub fn kernel(report: &mut Report, sysfs: &Sysfs, config: &Config) {
     if version < TRIED {
         let text = format!("{name} is older than 6.1, the oldest kernel that was tried");
         report.warn(TOPIC, text, Remedy::advice("boot a newer kernel"));
-    } else if version < FAST_BARS && plan::has_peers(config) {
+    } else if version < FAST_BARS && plan::has_peers(config) && config.iommu != Iommu::Iommufd {
         let text = format!(
             "{name} maps each 4 KiB page of a BAR on its own for other devices to reach: seconds for each 16 GiB"
         );
@@ -178,22 +179,17 @@ pub fn numa(report: &mut Report, sysfs: &Sysfs, config: &Config) {
 
 /// Open files against the interrupt vectors of all devices, each of which takes an eventfd.
 pub fn files(report: &mut Report, process: &Process, vectors: u64) {
-    /// What else is open: KVM, vCPUs, groups, devices, console.
-    const OTHERS: u64 = 320;
-    let needed = vectors + OTHERS;
-    match process.files {
-        Some(limit) if limit < needed => {
-            let text = format!(
-                "the devices have {vectors} interrupt vectors, each of which takes a file, and this process may open {limit} (RLIMIT_NOFILE)"
-            );
-            report.warn("files", text, memory::raise_limit("nofile", needed));
-        }
-        Some(limit) => {
-            report.ok(
-                "files",
-                format!("this process may open {limit} files, {needed} are needed at most"),
-            );
-        }
-        None => {}
+    const TOPIC: &str = "files";
+    let Some(limit) = process.files else {
+        return;
+    };
+    match FewFiles::check(vectors, limit) {
+        Err(few) => report.warn(TOPIC, few.to_string(), few.remedy()),
+        Ok(()) => report.ok(
+            TOPIC,
+            format!(
+                "this process may open {limit} files, the devices have {vectors} interrupt vectors"
+            ),
+        ),
     }
 }

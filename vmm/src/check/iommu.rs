@@ -5,6 +5,7 @@ use devices::assign::PeerToPeer;
 use devices::assign::ports::IommuBackend;
 use devices::host::Sysfs;
 use devices::iommu::choose::{DMABUF_SINCE, Decision, IommuError, decide};
+use devices::iommu::iommufd;
 use devices::iommu::type1::{self, Type1};
 use devices::pci::address::Bdf;
 use devices::range::Range;
@@ -23,6 +24,8 @@ pub struct Iommu {
     pub backend: Option<String>,
     /// The addresses that it maps; `None` where that is known at boot.
     pub usable: Option<Vec<Range>>,
+    /// The kernel has said so; otherwise they are read from the IOMMU's registers.
+    pub asked: bool,
 }
 
 /// Looks at everything; with `attach` groups are attached to a container for a moment, which opens
@@ -54,7 +57,12 @@ pub fn all(
         firmware_memory(report, sysfs, *bdf, *group);
     }
     match decide(plan::wanted(config), sysfs, &bdfs, plan::has_peers(config)) {
-        Err(error) => report.fail("backend", None, &IommuError::from(error).into()),
+        Err(_) => {
+            for problem in iommufd::problems(sysfs, &bdfs) {
+                let device = problem.device();
+                report.fail("access", device, &IommuError::from(problem).into());
+            }
+        }
         Ok(Decision::Iommufd { why, .. }) => {
             let backend = format!("iommufd, {why}");
             report.ok("backend", format!("{backend}: its files may be used"));
@@ -64,6 +72,7 @@ pub fn all(
             let backend = format!("type1, {why}");
             if let Some(usable) = container(report, sysfs, &fit, &backend, attach) {
                 iommu.usable = Some(usable);
+                iommu.asked = true;
             }
             iommu.backend = Some(backend);
         }
@@ -152,10 +161,10 @@ pub fn peers(
     if !plan::has_peers(config) || devices.len() < 2 {
         return;
     }
-    let iommufd = iommu
-        .backend
-        .as_deref()
-        .is_some_and(|name| name.starts_with("iommufd"));
+    let Some(backend) = &iommu.backend else {
+        return;
+    };
+    let iommufd = backend.starts_with("iommufd");
     if iommufd && sysfs.is_older_than(DMABUF_SINCE) {
         let text = "iommufd maps no BARs before Linux 6.19: devices will not reach each other";
         report.warn(

@@ -69,10 +69,19 @@ pub fn all(
     let everywhere = || vec![Range::from_bounds(0, u64::MAX)];
     let usable = iommu.usable.clone().unwrap_or_else(everywhere);
     if !devices.is_empty() {
-        addresses(report, iommu.usable.as_deref());
+        addresses(report, iommu);
     }
     let guest_phys_bits = process.guest_phys_bits();
-    let Choice { backing, why, .. } = Backing::choose(&sysfs.path(""), config.memory.huge_pages);
+    let Choice {
+        backing,
+        why,
+        small_pages,
+    } = Backing::choose(&sysfs.path(""), config.memory.huge_pages);
+    if small_pages {
+        let text = "the host gives guest RAM no huge pages: the guest is slower, and its RAM takes longer to prepare";
+        let command = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
+        report.warn("memory", text, Remedy::run(command));
+    }
     let holes = match devices {
         [] => Vec::new(),
         _ => plan::holes(&usable),
@@ -157,11 +166,15 @@ fn bars(
 }
 
 /// What the IOMMU maps.
-fn addresses(report: &mut Report, usable: Option<&[Range]>) {
-    match usable {
+fn addresses(report: &mut Report, iommu: &Iommu) {
+    match &iommu.usable {
         Some(usable) => {
             let ranges: Vec<AddressRange> = usable.iter().map(to_arch).collect();
-            report.ok("iova", format!("the IOMMU maps {}", list(&ranges)));
+            let source = match iommu.asked {
+                true => "",
+                false => " by its registers; what the kernel says is known at boot",
+            };
+            report.ok("iova", format!("the IOMMU maps {}{source}", list(&ranges)));
         }
         None => report.ok("iova", "which addresses the IOMMU maps is known at boot"),
     }

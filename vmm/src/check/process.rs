@@ -1,11 +1,11 @@
 //! What this process may do and what KVM offers it: the facts that no file tells.
 
 use arch::cpuid;
-use nix::sys::resource::{Resource, getrlimit};
 
 use crate::config::Config;
 use crate::error::Error;
 use crate::kvm::vm::Host;
+use crate::limits;
 use crate::memory_check;
 
 /// See the module.
@@ -37,10 +37,9 @@ impl Process {
                 guest_phys_bits,
             }
         });
-        let files = getrlimit(Resource::RLIMIT_NOFILE).ok();
         Self {
             locked: memory_check::raise_locked_limit(),
-            files: files.map(|(soft, _)| soft),
+            files: limits::open_files(),
             kvm,
         }
     }

@@ -124,7 +124,7 @@ fn a_gpu_whose_audio_function_has_a_driver_fails_until_that_is_bound() {
 fn all_bars_get_the_place_and_the_pages_of_a_boot() {
     let lab = Lab::new("gpu-with-audio");
     lab.bind("0000:41:00.1", None);
-    let examined = lab.check(&[GPU, "--memory", "16G"]);
+    let examined = lab.check(&[GPU, "--memory", "16G", "--iommu", "type1"]);
     let plan = examined.plan.as_ref().unwrap();
     let bars: Vec<_> = plan
         .bars
@@ -169,6 +169,16 @@ fn memory_away_from_the_device_is_a_warning_with_the_command_of_its_pool() {
 }
 
 #[test]
+fn a_host_without_huge_pages_is_a_warning_with_the_setting() {
+    let lab = Lab::new("gpu-with-audio");
+    let setting = "/sys/kernel/mm/transparent_hugepage/enabled";
+    lab.write(setting, "always madvise [never]\n");
+    let examined = lab.check(&[]);
+    let fix = examined.one(Status::Warn, "memory").fix.as_ref().unwrap();
+    assert_eq!(fix, &format!("echo madvise > {setting}"));
+}
+
+#[test]
 fn limits_of_the_process_are_told_with_the_command_that_raises_them() {
     let mut lab = Lab::new("gpu-with-audio");
     lab.bind("0000:41:00.1", None);
@@ -208,10 +218,8 @@ fn the_addresses_of_the_iommu_are_those_of_its_registers() {
     let lab = Lab::new("iommu-39-bits");
     let alone = lab.check(&["00:03.0"]);
     let iova = alone.one(Status::Ok, "iova");
-    assert_eq!(
-        iova.text,
-        "the IOMMU maps 0x0-0xfedfffff, 0xfef00000-0x7fffffffff"
-    );
+    let told = "the IOMMU maps 0x0-0xfedfffff, 0xfef00000-0x7fffffffff by its registers";
+    assert!(iova.text.starts_with(told), "{iova:?}");
     assert_eq!(alone.failures(), [""; 0]);
     assert!(alone.one(Status::Warn, "reset").advice.is_some());
     // Another BAR size than that of the tree.
@@ -275,8 +283,13 @@ fn files_that_are_missing_are_told_with_what_brings_them() {
     let access = examined.one(Status::Fail, "access");
     assert_eq!(access.fix.as_deref(), Some("modprobe vfio-pci"));
     let iommufd = lab.check(&["00:03.0", "--iommu", "iommufd"]);
-    let backend = iommufd.one(Status::Fail, "backend");
-    assert_eq!(backend.fix.as_deref(), Some("modprobe iommufd"));
+    // Both at once.
+    assert_eq!(iommufd.failures(), ["access", "access"]);
+    let mut failed = iommufd.report.findings.iter().filter(|f| f.fix.is_some());
+    assert_eq!(
+        failed.next().unwrap().fix.as_deref(),
+        Some("modprobe iommufd")
+    );
 }
 
 #[test]
@@ -323,6 +336,64 @@ fn devices_named_twice_absent_or_too_many_fail() {
             .iter()
             .any(|f| f.text.contains("32 devices"))
     );
+}
+
+/// Two devices below a switch whose downstream ports have that ACS control register.
+fn below_a_switch(acs: &str) -> String {
+    let up = "pci0000:00/0000:00:01.0/0000:01:00.0";
+    let mut text = String::from("/dev/vfio/vfio:\n/proc/interrupts:  0:  IR-IO-APIC timer\n");
+    for (n, port, device) in [
+        (1, "0000:02:00.0", "0000:03:00.0"),
+        (2, "0000:02:01.0", "0000:04:00.0"),
+    ] {
+        text.push_str(&format!(
+            "/sys/bus/pci/devices/{port} -> ../../../devices/{up}/{port}
+@/sys/devices/{up}/{port}
+class: 0x060400
+config = 0: 22 10 ab 14 07 04 10 00 00 00 04 06 00 00 01 00
+config = 100: 0d 00 01 00 5f 00 {acs} 00
+/sys/bus/pci/devices/{device} -> ../../../devices/{up}/{port}/{device}
+@/sys/devices/{up}/{port}/{device}
+class: 0x030200
+config = 0: de 10 30 23 07 04 00 00 00 00 02 03 00 00 00 00
+driver -> ../../bus/pci/drivers/vfio-pci
+iommu_group -> ../../kernel/iommu_groups/{n}
+/sys/kernel/iommu_groups/{n}/devices/{device}/
+/dev/vfio/{n}:
+"
+        ));
+    }
+    text
+}
+
+#[test]
+fn devices_below_one_switch_are_told_which_way_they_talk() {
+    for (acs, up) in [("1d", true), ("00", false)] {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = tree::expand(&below_a_switch(acs), root.path()).unwrap();
+        let mut lab = Lab::new("no-iommu");
+        lab.host.sysfs = sysfs;
+        let examined = lab.check(&["03:00.0", "04:00.0"]);
+        assert_eq!(examined.failures(), [""; 0], "{}", examined.report.text());
+        let told = examined.report.text();
+        let way = "below 0000:01:00.0 with 0000:04:00.0, and 0000:02:00.0 sends";
+        assert_eq!(told.contains(way), up, "{told}");
+    }
+}
+
+#[test]
+fn options_of_a_device_are_checked_as_by_the_boot() {
+    let lab = Lab::new("iommu-39-bits");
+    for (option, topic) in [
+        ("gpudirect-clique=0", "p2p"),
+        ("rom=/nonexistent/rom", "rom"),
+        ("no-mmap=5", "bar"),
+        ("bar3=host", "bar"),
+        ("bar2=0x1000", "bar"),
+    ] {
+        let device = format!("00:03.0,{option}");
+        assert_eq!(lab.check(&[&device]).failures(), [topic], "{option}");
+    }
 }
 
 #[test]

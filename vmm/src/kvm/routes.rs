@@ -95,8 +95,9 @@ impl<K: IrqKernel> Routes<K> {
         let mut table = state.clone();
         let mut connect = Vec::new();
         let mut disconnect = Vec::new();
-        for change in changes {
-            match table.change(change.id, change.message).map_err(no_gsi)? {
+        let steps = table.change(changes.iter().map(|change| (change.id, change.message)));
+        for (change, step) in changes.iter().zip(steps.map_err(no_gsi)?) {
+            match step {
                 Step::Connect(gsi) => connect.push((change.trigger, gsi)),
                 Step::Disconnect(gsi) => disconnect.push((change.trigger, gsi)),
                 Step::Keep => {}

@@ -74,16 +74,54 @@ pub struct RoutingTable {
     installed: BTreeMap<u32, MsiMessage>,
 }
 
+/// Where the changes of one update find free GSIs: looked up once, however many vectors there are.
+struct Free {
+    /// Those that still carry a message (no update of the table is needed for it then).
+    lingering: BTreeMap<MsiMessage, Vec<u32>>,
+    /// Below it no GSI was free, or it was given away.
+    next: u32,
+}
+
 impl RoutingTable {
-    /// Changes one vector.
-    pub fn change(&mut self, id: VectorId, message: Option<MsiMessage>) -> Result<Step, NoFreeGsi> {
+    /// Changes vectors; what each change means, in order. The work is linear in the number of
+    /// routes, not its product with the number of changes.
+    pub fn change(
+        &mut self,
+        changes: impl IntoIterator<Item = (VectorId, Option<MsiMessage>)>,
+    ) -> Result<Vec<Step>, NoFreeGsi> {
+        let mut free = self.free();
+        let changes = changes.into_iter();
+        let steps = changes.map(|(id, message)| self.change_one(id, message, &mut free));
+        steps.collect()
+    }
+
+    fn free(&self) -> Free {
+        let mut lingering: BTreeMap<MsiMessage, Vec<u32>> = BTreeMap::new();
+        // The lowest is to be taken first, from the end.
+        for (gsi, message) in self.installed.iter().rev() {
+            if !self.wanted.contains_key(gsi) {
+                lingering.entry(*message).or_default().push(*gsi);
+            }
+        }
+        Free {
+            lingering,
+            next: IOAPIC_GSIS,
+        }
+    }
+
+    fn change_one(
+        &mut self,
+        id: VectorId,
+        message: Option<MsiMessage>,
+        free: &mut Free,
+    ) -> Result<Step, NoFreeGsi> {
         match (self.vectors.get(&id).copied(), message) {
             (Some(gsi), Some(message)) => {
                 self.wanted.insert(gsi, message);
                 Ok(Step::Keep)
             }
             (None, Some(message)) => {
-                let gsi = self.allocate(message)?;
+                let gsi = self.allocate(message, free)?;
                 self.vectors.insert(id, gsi);
                 self.wanted.insert(gsi, message);
                 Ok(Step::Connect(gsi))
@@ -91,27 +129,28 @@ impl RoutingTable {
             (Some(gsi), None) => {
                 self.vectors.remove(&id);
                 self.wanted.remove(&gsi);
+                free.next = free.next.min(gsi);
                 Ok(Step::Disconnect(gsi))
             }
             (None, None) => Ok(Step::Keep),
         }
     }
 
-    /// A free GSI: one that still carries the very message (no update needed then), else the
-    /// lowest.
-    fn allocate(&self, message: MsiMessage) -> Result<u32, NoFreeGsi> {
-        let free = |gsi: &u32| !self.wanted.contains_key(gsi);
-        let lingering = self
-            .installed
-            .iter()
-            .find(|(gsi, installed)| **installed == message && free(gsi));
-        if let Some((gsi, _)) = lingering {
-            return Ok(*gsi);
+    /// A free GSI: one that still carries the very message, else the lowest.
+    fn allocate(&self, message: MsiMessage, free: &mut Free) -> Result<u32, NoFreeGsi> {
+        let is_free = |gsi: &u32| !self.wanted.contains_key(gsi);
+        let lingering = free.lingering.get_mut(&message);
+        // Another change may have taken it meanwhile.
+        if let Some(gsi) = lingering.and_then(|gsis| gsis.pop()).filter(is_free) {
+            return Ok(gsi);
         }
         if LEGACY_ROUTES + self.wanted.len() >= ROUTES_MAX {
             return Err(NoFreeGsi);
         }
-        (IOAPIC_GSIS..ROUTES_MAX as u32).find(free).ok_or(NoFreeGsi)
+        let lowest = (free.next..ROUTES_MAX as u32).find(is_free);
+        let gsi = lowest.ok_or(NoFreeGsi)?;
+        free.next = gsi + 1;
+        Ok(gsi)
     }
 
     /// Whether the kernel's table must be replaced: something wanted is not in it.
@@ -168,6 +207,12 @@ mod tests {
         Some(MsiMessage { address, data })
     }
 
+    impl RoutingTable {
+        fn one(&mut self, id: VectorId, message: Option<MsiMessage>) -> Result<Step, NoFreeGsi> {
+            self.change([(id, message)]).map(|steps| steps[0])
+        }
+    }
+
     fn messages(table: &RoutingTable) -> Vec<(u32, u32)> {
         let routes = table.routes();
         let messages = routes.iter().filter_map(|route| match route {
@@ -180,7 +225,7 @@ mod tests {
     #[test]
     fn every_table_keeps_the_controllers_pins() {
         let mut table = RoutingTable::default();
-        table.change(id(0), message(1)).unwrap();
+        table.one(id(0), message(1)).unwrap();
         let routes = table.routes();
         for gsi in 0..IOAPIC_GSIS {
             let count = routes
@@ -195,28 +240,28 @@ mod tests {
     #[test]
     fn gsis_are_taken_at_the_first_connection_and_given_back() {
         let mut table = RoutingTable::default();
-        assert_eq!(table.change(id(9), None), Ok(Step::Keep));
-        assert_eq!(table.change(id(0), message(1)), Ok(Step::Connect(24)));
-        assert_eq!(table.change(id(1), message(2)), Ok(Step::Connect(25)));
-        assert_eq!(table.change(id(0), message(3)), Ok(Step::Keep));
-        assert_eq!(table.change(id(0), None), Ok(Step::Disconnect(24)));
-        assert_eq!(table.change(id(2), message(4)), Ok(Step::Connect(24)));
+        assert_eq!(table.one(id(9), None), Ok(Step::Keep));
+        assert_eq!(table.one(id(0), message(1)), Ok(Step::Connect(24)));
+        assert_eq!(table.one(id(1), message(2)), Ok(Step::Connect(25)));
+        assert_eq!(table.one(id(0), message(3)), Ok(Step::Keep));
+        assert_eq!(table.one(id(0), None), Ok(Step::Disconnect(24)));
+        assert_eq!(table.one(id(2), message(4)), Ok(Step::Connect(24)));
         assert_eq!(messages(&table), [(24, 4), (25, 2)]);
     }
 
     #[test]
     fn disconnecting_and_reconnecting_the_same_message_needs_no_update() {
         let mut table = RoutingTable::default();
-        table.change(id(0), message(1)).unwrap();
-        table.change(id(1), message(2)).unwrap();
+        table.one(id(0), message(1)).unwrap();
+        table.one(id(1), message(2)).unwrap();
         assert!(table.is_stale());
         table.set_installed();
         assert!(!table.is_stale());
-        table.change(id(1), None).unwrap();
+        table.one(id(1), None).unwrap();
         assert!(!table.is_stale());
-        assert_eq!(table.change(id(1), message(2)), Ok(Step::Connect(25)));
+        assert_eq!(table.one(id(1), message(2)), Ok(Step::Connect(25)));
         assert!(!table.is_stale());
-        table.change(id(1), message(5)).unwrap();
+        table.one(id(1), message(5)).unwrap();
         assert!(table.is_stale());
     }
 
@@ -225,9 +270,34 @@ mod tests {
         let mut table = RoutingTable::default();
         let room = (ROUTES_MAX - LEGACY_ROUTES) as u16;
         for vector in 0..room {
-            assert!(table.change(id(vector), message(vector.into())).is_ok());
+            assert!(table.one(id(vector), message(vector.into())).is_ok());
         }
-        assert_eq!(table.change(id(room), message(0)), Err(NoFreeGsi));
+        assert_eq!(table.one(id(room), message(0)), Err(NoFreeGsi));
         assert_eq!(table.routes().len(), ROUTES_MAX);
+    }
+
+    #[test]
+    fn many_vectors_at_once_take_the_lowest_gsis_and_those_that_carry_their_message() {
+        let mut table = RoutingTable::default();
+        let batch = |on: bool, range: std::ops::Range<u16>| {
+            range.map(move |v| (id(v), message(v.into()).filter(|_| on)))
+        };
+        let steps = table.change(batch(true, 0..2048)).unwrap();
+        let expected: Vec<_> = (24..24 + 2048).map(Step::Connect).collect();
+        assert_eq!(steps, expected);
+        table.set_installed();
+        table.change(batch(false, 0..2048)).unwrap();
+        // Those of 1000 and more find their old messages; the others are given in order.
+        let steps = table.change(batch(true, 1000..2048)).unwrap();
+        assert_eq!(steps, expected[1000..]);
+        assert!(!table.is_stale());
+        let steps = table
+            .change((3000..3004).map(|v| (id(v), message(9999))))
+            .unwrap();
+        assert_eq!(steps, expected[..4]);
+        // What a batch itself frees can be taken again.
+        let swap = [(id(3001), None), (id(4000), message(7))];
+        let steps = table.change(swap).unwrap();
+        assert_eq!(steps, [Step::Disconnect(25), Step::Connect(31)]);
     }
 }

@@ -161,14 +161,13 @@ impl Vcpu {
     }
 
     /// Lets the guest know that it was held up, so that its watchdogs do not fire
-    /// (KVM_KVMCLOCK_CTRL). One without kvmclock, or that has not set it up yet, has no use for it
-    /// (EINVAL).
-    pub fn tell_held_up(&self) -> Result<(), CallError> {
+    /// (KVM_KVMCLOCK_CTRL); whether it is told. One without kvmclock, or that has not set it up yet,
+    /// has no use for it (EINVAL).
+    pub fn tell_held_up(&self) -> Result<bool, CallError> {
         match self.fd.kvmclock_ctrl() {
-            Err(error) if error.errno() != libc::EINVAL => {
-                Err(kvm_call("KVM_KVMCLOCK_CTRL")(error))
-            }
-            _ => Ok(()),
+            Ok(()) => Ok(true),
+            Err(error) if error.errno() == libc::EINVAL => Ok(false),
+            Err(error) => Err(kvm_call("KVM_KVMCLOCK_CTRL")(error)),
         }
     }
 

@@ -1,5 +1,6 @@
 //! The wiring of assigned devices, in the order in which `machine` calls it:
-//! [`Opening::begin`], [`Opening::finish`], [`Placed::new`], [`Placed::install`], [`add_to_buses`].
+//! [`Opening::begin`], [`Opening::finish`], [`Placed::new`], [`Placed::install`],
+//! [`Installed::map_peers`], [`add_to_buses`].
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -11,10 +12,9 @@ use devices::assign::function::AssignedFunction;
 use devices::assign::irq::IrqPorts;
 use devices::assign::open::open_all;
 use devices::assign::ports::{DmaGate, IommuBackend, MemSlots};
-use devices::assign::rom::RomSource;
 use devices::assign::{
-    AssignError, Assignment, BarWindows, DeviceOptions, PeerToPeer, Ports, SizedDevice,
-    place_requests, preflight,
+    AssignError, Assignment, BarWindows, DeviceOptions, Ports, SizedDevice, place_requests,
+    preflight,
 };
 use devices::bus::Bus;
 use devices::host::Sysfs;
@@ -26,33 +26,32 @@ use devices::pci::place::Placement;
 use devices::range::Range;
 use kvm_ioctls::{DeviceFd, VmFd};
 
+use super::ram::RamPreparation;
 use super::slots::guest_addresses;
-use crate::config::{Config, UsageError};
+use crate::config::Config;
 use crate::error::{Error, HostError};
 use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
-use crate::options::RomOption;
+use crate::limits::{self, FewFiles};
 use crate::plan::{self, device_options, from_arch, has_peers, io_window, to_arch};
-use crate::profile::{Profile, ProfiledFunction, ProfiledIommu};
+use crate::profile::{Profile, ProfiledExits, ProfiledFunction, ProfiledIommu};
 use crate::run::FaultHandler;
+use crate::stop::{Outcome, Stop};
 
-/// BARs that take longer to install are worth a word.
-const SLOW_INSTALL: Duration = Duration::from_secs(5);
-
-/// The largest file that is taken for an expansion ROM.
-const ROM_MAX: usize = 16 << 20;
+/// BARs that take longer to map are worth a word.
+const SLOW_MAPS: Duration = Duration::from_secs(5);
 
 /// Devices that are being opened, each in a thread of its own, while the VM is built.
 pub struct Opening {
     iommu: Arc<ProfiledIommu>,
-    usable: Vec<Range>,
+    holes: Vec<AddressRange>,
     devfns: Vec<u8>,
     thread: JoinHandle<Result<Vec<SizedDevice>, AssignError>>,
 }
 
 impl Opening {
-    /// Checks that all devices are fit, attaches them to one IOMMU context and begins to open them
-    /// (on iommufd, attaching has opened them). `None` without devices.
+    /// Checks that all devices are fit, chooses one IOMMU context for them and begins to open them
+    /// (on iommufd that attaches them as well). `None` without devices.
     pub fn begin(config: &Config, profile: &Arc<Profile>) -> Result<Option<Self>, Error> {
         let bdfs: Vec<Bdf> = config.vfio.iter().map(|option| option.bdf).collect();
         if bdfs.is_empty() {
@@ -64,7 +63,11 @@ impl Opening {
         })?;
         let groups = {
             let _span = profile.span("check devices");
-            preflight::check(&Sysfs::default(), &bdfs)?
+            let groups = preflight::check(&Sysfs::default(), &bdfs)?;
+            for left_out in preflight::left_out(&Sysfs::default(), &groups) {
+                tracing::warn!("{left_out}: {}", left_out.remedy());
+            }
+            groups
         };
         let _span = profile.span("attach IOMMU groups");
         let chosen = choose(
@@ -75,7 +78,10 @@ impl Opening {
         )?;
         let iommu = Arc::new(ProfiledIommu::new(chosen.backend, profile));
         profile.note(format!("IOMMU backend: {}, {}", iommu.name(), chosen.why));
-        let usable = iommu.iova_ranges()?;
+        let holes = match chosen.reserved {
+            Some(reserved) => reserved.iter().map(to_arch).collect(),
+            None => plan::holes(&iommu.iova_ranges()?),
+        };
         let thread = {
             let (iommu, profile) = (Arc::clone(&iommu), Arc::clone(profile));
             thread::Builder::new()
@@ -88,7 +94,7 @@ impl Opening {
         };
         Ok(Some(Self {
             iommu,
-            usable,
+            holes,
             devfns,
             thread,
         }))
@@ -99,9 +105,9 @@ impl Opening {
         &self.iommu
     }
 
-    /// What the IOMMU cannot map: no guest RAM may lie there.
+    /// What the IOMMU cannot map as far as is known: no guest RAM may lie there.
     pub fn holes(&self) -> Vec<AddressRange> {
-        plan::holes(&self.usable)
+        self.holes.clone()
     }
 
     /// Waits until all devices are open; adds to them what the options ask for.
@@ -110,15 +116,23 @@ impl Opening {
         let opened = self.thread.join();
         let mut devices = opened.unwrap_or_else(|panic| resume_unwind(panic))?;
         for (device, option) in devices.iter_mut().zip(&config.vfio) {
-            device.load_rom(&rom_source(&option.rom)?)?;
+            device.load_rom(&plan::rom_source(&option.rom)?)?;
             if let Some(clique) = option.clique {
                 device.add_clique(clique)?;
             }
         }
+        let vectors = devices.iter().map(|device| {
+            let (msi, msix) = (device.msi.count, device.msix.count);
+            u64::from(msi.max(msix))
+        });
+        let few = limits::open_files().map(|limit| FewFiles::check(vectors.sum(), limit));
+        if let Some(Err(few)) = few {
+            tracing::warn!("{few}: {}", few.remedy());
+        }
         Ok(Opened {
             devices,
+            usable: self.iommu.iova_ranges()?,
             iommu: self.iommu,
-            usable: self.usable,
             devfns: self.devfns,
         })
     }
@@ -130,6 +144,13 @@ pub struct Opened {
     usable: Vec<Range>,
     devices: Vec<SizedDevice>,
     devfns: Vec<u8>,
+}
+
+impl Opened {
+    /// What the IOMMU cannot map.
+    pub fn holes(&self) -> Vec<AddressRange> {
+        plan::holes(&self.usable)
+    }
 }
 
 /// Opened devices whose BARs have their addresses.
@@ -204,8 +225,8 @@ impl Placed {
             io: io_window(),
         };
         let devfns = self.opened.devfns;
+        let nature = ports.iommu.nature();
         let slot = |number: usize| devfns.get(number).copied().unwrap_or(0) >> 3;
-        let begin = Instant::now();
         let assignment = Assignment::new(
             self.opened.devices,
             &self.options,
@@ -215,19 +236,10 @@ impl Placed {
             // PCI counts pins from 1, the routing table from 0.
             |number, pin| layout::intx_gsi(slot(number), pin.saturating_sub(1)),
         )?;
-        let reachable = self
-            .options
-            .iter()
-            .any(|o| o.peer_to_peer != PeerToPeer::Off);
-        if reachable && begin.elapsed() > SLOW_INSTALL {
-            tracing::warn!(
-                "mapping the BARs took {} s: host kernels before Linux 6.15 map them page by page for other devices to reach; p2p=off on each --vfio does without",
-                begin.elapsed().as_secs()
-            );
-        }
         Ok(Installed {
             assignment: Arc::new(assignment),
             devfns,
+            maps_beside: !nature.bars_by_dmabuf,
             _vfio: vfio,
         })
     }
@@ -238,6 +250,8 @@ pub struct Installed {
     assignment: Arc<Assignment>,
     /// Where each sits on the root bus.
     devfns: Vec<u8>,
+    /// Mapping their BARs may take long: see [`Installed::map_peers`].
+    maps_beside: bool,
     /// Closing it would undo KVM's registration of the devices.
     _vfio: DeviceFd,
 }
@@ -246,6 +260,45 @@ impl Installed {
     /// The functions, in the order of the command line.
     pub fn functions(&self) -> &[Arc<AssignedFunction>] {
         self.assignment.functions()
+    }
+
+    /// Maps BARs for other devices to reach, then lets guest RAM be mapped, which a device waits for
+    /// before it masters the bus. By dma-buf that takes no time and is done at once; else in a thread
+    /// of its own, while the guest starts already.
+    pub fn map_peers(
+        &self,
+        ram: &RamPreparation,
+        stop: &Arc<Stop>,
+        profile: &Arc<Profile>,
+    ) -> Result<(), Error> {
+        let (assignment, stop) = (Arc::clone(&self.assignment), Arc::clone(stop));
+        let (ram, profile) = (ram.maps(), Arc::clone(profile));
+        let map = move |is_over: &dyn Fn() -> bool| -> Result<(), Error> {
+            let begin = Instant::now();
+            {
+                let _span = profile.span("map BARs for peers");
+                assignment.map_peers(is_over)?;
+            }
+            if begin.elapsed() > SLOW_MAPS {
+                tracing::warn!(
+                    "mapping the BARs took {} s: host kernels before Linux 6.15 map them page by page for other devices to reach; p2p=off on each --vfio does without",
+                    begin.elapsed().as_secs()
+                );
+            }
+            ram.allow();
+            Ok(())
+        };
+        if !self.maps_beside {
+            return map(&|| false);
+        }
+        let work = move || {
+            if let Err(error) = map(&|| stop.is_requested()) {
+                stop.request(Outcome::Failed(error));
+            }
+        };
+        // Never joined: at the end of the run it is left behind rather than waited for.
+        let thread = thread::Builder::new().name("peers".to_owned()).spawn(work);
+        thread.map(drop).map_err(Error::system("start a thread"))
     }
 
     /// Tells which device's memory is missing.
@@ -301,35 +354,13 @@ pub fn add_to_buses(
         ports.insert(range, window)?;
     }
     let bus = Arc::new(bus);
-    mmio.insert(from_arch(&layout::ECAM), Arc::new(Ecam(Arc::clone(&bus))))?;
+    let ecam = ProfiledExits::new(Ecam(Arc::clone(&bus)), "exit: config by memory", profile);
+    mmio.insert(from_arch(&layout::ECAM), Arc::new(ecam))?;
     let start = u64::from(layout::PCI_CONFIG_PORTS);
     let range = Range::from_bounds(start, start + ConfigPorts::LEN);
-    ports.insert(range, Arc::new(ConfigPorts::new(bus)))?;
+    let config_ports = ProfiledExits::new(ConfigPorts::new(bus), "exit: config by port", profile);
+    ports.insert(range, Arc::new(config_ports))?;
     Ok(())
-}
-
-fn rom_source(option: &RomOption) -> Result<RomSource, Error> {
-    Ok(match option {
-        RomOption::Off => RomSource::Off,
-        RomOption::On => RomSource::Device,
-        RomOption::File(path) => match std::fs::read(path) {
-            Ok(bytes) if !bytes.is_empty() && bytes.len() <= ROM_MAX => {
-                RomSource::Bytes(bytes.into())
-            }
-            Ok(bytes) => {
-                return Err(UsageError(format!(
-                    "{}: {} bytes are no expansion ROM: 1 byte to 16 MiB are",
-                    path.display(),
-                    bytes.len()
-                ))
-                .into());
-            }
-            Err(error) => {
-                let text = format!("cannot read the expansion ROM {}: {error}", path.display());
-                return Err(UsageError(text).into());
-            }
-        },
-    })
 }
 
 #[cfg(test)]

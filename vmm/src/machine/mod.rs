@@ -29,7 +29,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::config::Config;
 use crate::console::{self, Console, ConsolePort};
 use crate::device_events::DeviceEvents;
-use crate::error::Error;
+use crate::error::{Error, HostError};
 use crate::events::EventLoop;
 use crate::kvm::memslots::{self, VmMemSlots};
 use crate::kvm::routes::VmIrqs;
@@ -85,7 +85,8 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         facts.reserved_pages = config.memory.huge_pages.is_some();
         facts.small_pages = small_pages;
     });
-    let ram_layout = lay_out_ram(config, backing, &holes, 1 << guest_phys_bits)?;
+    let limit = 1 << guest_phys_bits;
+    let ram_layout = lay_out_ram(config, backing, &holes, limit)?;
     let ram = {
         let _span = profile.span("map guest RAM");
         GuestRam::map(&ram_layout, backing, node)?
@@ -118,8 +119,8 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         pauses: Arc::clone(&pauses),
         hold: Duration::from_secs(config.test_hold_dma_gate),
     };
-    let iommu = opening.as_ref().map(Opening::iommu);
-    let prepared = RamPreparation::begin(config, &ram, backing, iommu, around)?;
+    let iommu = opening.as_ref().map(|opening| Arc::clone(opening.iommu()));
+    let prepared = RamPreparation::begin(config, &ram, backing, iommu.as_ref(), around)?;
 
     // What does not depend on the devices is done while they are being opened and reset.
     let entry = {
@@ -140,6 +141,9 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     let placed = match opening {
         Some(opening) => {
             let opened = opening.finish(config, profile)?;
+            check_ram(&ram_layout, &opened.holes(), |holes| {
+                lay_out_ram(config, backing, holes, limit)
+            })?;
             Some(Placed::new(opened, config, &ram_layout, guest_phys_bits)?)
         }
         None => None,
@@ -150,7 +154,10 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         let install = |placed: Placed| placed.install(&vm, &slots, &irqs, &prepared.gate);
         placed.map(install).transpose()?
     };
-    prepared.allow_maps();
+    match &installed {
+        Some(installed) => installed.map_peers(&prepared, &stop, profile)?,
+        None => prepared.maps().allow(),
+    }
 
     let console = serial_console(&irqs)?;
     let mut ports = Bus::new();
@@ -185,6 +192,9 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
     // From now on a second signal ends the process, should the rest take long.
     drop(signals_end_run);
     profile.mark("run ended");
+    if let Some(iommu) = &iommu {
+        iommu.note_exit();
+    }
     prepared.cancel();
     console.close();
     drop(threads);
@@ -201,6 +211,25 @@ fn lay_out_ram(
 ) -> Result<Vec<AddressRange>, Error> {
     let size = config.memory.size.0;
     Ok(layout::ram_ranges(size, backing.granule(), holes, limit)?)
+}
+
+/// Guest RAM was laid out before the IOMMU told what it cannot map: refuses `ram` that lies there.
+fn check_ram(
+    ram: &[AddressRange],
+    holes: &[AddressRange],
+    lay_out: impl FnOnce(&[AddressRange]) -> Result<Vec<AddressRange>, Error>,
+) -> Result<(), Error> {
+    let meets = |range: &&AddressRange| {
+        let mut holes = holes.iter();
+        holes.any(|hole| hole.start < range.end && range.start < hole.end)
+    };
+    let Some(range) = ram.iter().find(meets) else {
+        return Ok(());
+    };
+    // Most likely it is more than the IOMMU reaches, and no other layout would do.
+    lay_out(holes)?;
+    let range = *range;
+    Err(HostError::RamUnmappable { range }.into())
 }
 
 fn add_ram(slots: &dyn MemSlots, ram: &GuestRam) -> Result<(), Error> {
@@ -286,4 +315,36 @@ fn create_vcpus(
         first.enter(entry)?;
     }
     Ok(vcpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRANULE: u64 = 2 << 20;
+    const LIMIT: u64 = 1 << 46;
+
+    fn check(size: u64, hole: AddressRange) -> Result<(), Error> {
+        let lay_out = |holes: &[AddressRange]| {
+            layout::ram_ranges(size, GRANULE, holes, LIMIT).map_err(Error::from)
+        };
+        check_ram(&lay_out(&[]).unwrap(), &[hole], lay_out)
+    }
+
+    #[test]
+    fn ram_beyond_what_the_iommu_reaches_is_told_with_what_would_fit() {
+        let beyond = AddressRange::new(1 << 39, u64::MAX);
+        assert!(check(256 << 30, beyond).is_ok());
+        let error = check(600 << 30, beyond).unwrap_err();
+        assert_eq!(error.class().code(), 3);
+        assert!(error.to_string().contains("614400 MiB"), "{error}");
+    }
+
+    #[test]
+    fn ram_over_a_hole_that_sysfs_did_not_tell_is_refused() {
+        let hole = AddressRange::new(0x1_2345_6000, 0x1_2345_7000);
+        assert!(check(1 << 30, hole).is_ok());
+        let text = check(8 << 30, hole).unwrap_err().to_string();
+        assert!(text.contains("--iommu type1"), "{text}");
+    }
 }

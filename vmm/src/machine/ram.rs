@@ -11,6 +11,18 @@ use crate::memory::{Backing, GuestRam};
 use crate::profile::{ProfiledIommu, Subject};
 use crate::ram_mapping::{Priority, RamGate, RamMapping, Surroundings};
 
+/// Guest RAM that waits for BARs to be mapped.
+pub struct RamMaps(Option<Arc<RamMapping>>);
+
+impl RamMaps {
+    /// BARs are mapped: RAM may be, too.
+    pub fn allow(&self) {
+        if let Some(mapping) = &self.0 {
+            mapping.allow_maps();
+        }
+    }
+}
+
 /// Guest RAM on its way.
 pub struct RamPreparation {
     /// What devices pass before they master the bus.
@@ -62,11 +74,9 @@ impl RamPreparation {
         })
     }
 
-    /// BARs are mapped: RAM may be, too.
-    pub fn allow_maps(&self) {
-        if let Some(mapping) = &self.mapping {
-            mapping.allow_maps();
-        }
+    /// What lets RAM be mapped.
+    pub fn maps(&self) -> RamMaps {
+        RamMaps(self.mapping.clone())
     }
 
     /// What the first vCPU passes before it enters the guest.

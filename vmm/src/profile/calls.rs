@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use devices::assign::ports::{
     CallError, IommuBackend, IommuNature, IrqIndex, IrqInfo, IrqRequest, MapRequest, MemSlots,
-    Region, RegionInfo, Slot, VfioDevice,
+    OpenError, Region, RegionInfo, ResetFunction, Slot, VfioDevice,
 };
 use devices::pci::address::Bdf;
 use devices::range::Range;
@@ -40,7 +40,8 @@ pub struct ProfiledIommu {
     inner: Arc<dyn IommuBackend>,
     profile: Arc<Profile>,
     mappings: Arc<Mappings>,
-    mapped: Mutex<BTreeMap<u64, Subject>>,
+    /// What is mapped at an IO-virtual address, and how long it is.
+    mapped: Mutex<BTreeMap<u64, (Subject, u64)>>,
 }
 
 impl ProfiledIommu {
@@ -52,6 +53,26 @@ impl ProfiledIommu {
             profile: Arc::clone(profile),
             mappings: Arc::default(),
             mapped: Mutex::default(),
+        }
+    }
+
+    /// Notes what the kernel has to do when the process ends, and no profile shows: BARs that are
+    /// mapped page by page are unmapped so, and nothing spares it that.
+    pub fn note_exit(&self) {
+        const GIB: f64 = (1u64 << 30) as f64;
+        if self.inner.nature().cheap_unmap {
+            return;
+        }
+        let mapped = self.mapped.lock();
+        let bars = mapped
+            .values()
+            .filter(|(subject, _)| *subject != Subject::Ram);
+        let bytes: u64 = bars.map(|(_, len)| len).sum();
+        if bytes > 0 {
+            let gib = bytes as f64 / GIB;
+            self.profile.note(format!(
+                "exit: {gib:.3} GiB of BARs are mapped for other devices; the kernel unmaps them, 4 KiB by 4 KiB, when the process ends, after this profile"
+            ));
         }
     }
 
@@ -73,7 +94,7 @@ impl IommuBackend for ProfiledIommu {
         self.inner.nature()
     }
 
-    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, CallError> {
+    fn open(&self, bdf: Bdf) -> Result<Box<dyn VfioDevice>, OpenError> {
         let subject = Subject::Device(bdf);
         let _span = self.profile.span_of("open and reset", subject);
         let open = || self.inner.open(bdf);
@@ -92,7 +113,8 @@ impl IommuBackend for ProfiledIommu {
         let _span = is_ram.then(|| self.profile.span_of("map RAM for DMA", subject));
         self.profile
             .call("map DMA", subject, || self.inner.map(request))?;
-        self.mapped.lock().insert(request.iova, subject);
+        let entry = (subject, request.memory.len());
+        self.mapped.lock().insert(request.iova, entry);
         if !is_ram {
             let len = request.memory.len();
             self.profile.learn(|facts| facts.bar_bytes += len);
@@ -101,10 +123,12 @@ impl IommuBackend for ProfiledIommu {
     }
 
     fn unmap(&self, range: Range) -> Result<(), CallError> {
-        let subject = self.mapped.lock().remove(&range.start());
-        let subject = subject.unwrap_or(Subject::Machine);
+        let known = self.mapped.lock().get(&range.start()).copied();
+        let subject = known.map_or(Subject::Machine, |(subject, _)| subject);
         self.profile
-            .call("unmap DMA", subject, || self.inner.unmap(range))
+            .call("unmap DMA", subject, || self.inner.unmap(range))?;
+        self.mapped.lock().remove(&range.start());
+        Ok(())
     }
 
     fn iova_ranges(&self) -> Result<Vec<Range>, CallError> {
@@ -143,6 +167,7 @@ impl VfioDevice for ProfiledDevice {
 
     fn read(&self, region: Region, offset: u64, data: &mut [u8]) -> Result<(), CallError> {
         let class = match region {
+            Region::Config if self.profile.guest_configures() => "config read for the guest",
             Region::Config => "config read",
             _ => "BAR read",
         };
@@ -152,6 +177,7 @@ impl VfioDevice for ProfiledDevice {
 
     fn write(&self, region: Region, offset: u64, data: &[u8]) -> Result<(), CallError> {
         let class = match region {
+            Region::Config if self.profile.guest_configures() => "config write for the guest",
             Region::Config => "config write",
             _ => "BAR write",
         };
@@ -187,6 +213,14 @@ impl VfioDevice for ProfiledDevice {
 
     fn reset(&self) -> Result<(), CallError> {
         self.call("reset", || self.inner.reset())
+    }
+
+    fn hot_reset_functions(&self) -> Result<Vec<ResetFunction>, CallError> {
+        self.call("hot reset info", || self.inner.hot_reset_functions())
+    }
+
+    fn hot_reset(&self) -> Result<(), CallError> {
+        self.call("hot reset", || self.inner.hot_reset())
     }
 }
 
@@ -235,5 +269,43 @@ impl MemSlots for ProfiledSlots {
     fn clear(&self, slot: Slot) -> Result<(), CallError> {
         let subject = self.owner(slot);
         self.profile.call(SLOT, subject, || self.inner.clear(slot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use devices::fake::FakeKernel;
+    use devices::sys::HostMap;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_end_of_a_run_tells_of_bars_that_are_still_mapped_and_of_nothing_else() {
+        let profile = Arc::new(Profile::start());
+        let kernel = Arc::new(FakeKernel::new(Vec::new()));
+        let iommu = ProfiledIommu::new(kernel, &profile);
+        let map = |iova, subject: Option<Subject>| {
+            let memory = HostMap::anonymous(512 * MIB, Alignment::PAGE).unwrap();
+            if let Some(subject) = subject {
+                iommu.mappings.add(&memory, subject);
+            }
+            let memory = HostRange::whole(Arc::new(memory));
+            iommu.map(&MapRequest { iova, memory }).unwrap();
+        };
+        map(0, None);
+        iommu.note_exit();
+        assert_eq!(profile.note_count(), 0);
+        let bar = Subject::Bar(Bdf::default(), 2);
+        map(1 << 40, Some(bar));
+        map(1 << 41, Some(bar));
+        let gone = Range::from_bounds(1 << 40, (1 << 40) + 512 * MIB);
+        iommu.unmap(gone).unwrap();
+        iommu.note_exit();
+        let notes = profile.snapshot().notes;
+        assert!(
+            matches!(notes.as_slice(), [one] if one.contains(" 0.500 GiB ")),
+            "{notes:?}"
+        );
     }
 }

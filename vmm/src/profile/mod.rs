@@ -35,7 +35,7 @@ use crate::options::{BootProfile, ProfileMoment};
 
 pub use advice::Facts;
 pub use calls::{ProfiledIommu, ProfiledSlots};
-pub use pci::ProfiledFunction;
+pub use pci::{ProfiledExits, ProfiledFunction};
 
 /// The thread that builds the machine; the standard library calls it so.
 const MAIN_THREAD: &str = "main";
@@ -322,6 +322,11 @@ impl Profile {
         if !self.seen_config.swap(true, Ordering::Relaxed) {
             self.mark("guest: first PCI config access");
         }
+    }
+
+    /// Whether the guest has looked at configuration space: calls on it are the guest's from then on.
+    fn guest_configures(&self) -> bool {
+        self.seen_config.load(Ordering::Relaxed)
     }
 
     /// Whether this is the first time that the guest turns on bus mastering.
