@@ -12,6 +12,8 @@
 #   bench/dma/       the kernel's trace of mappings in the IOMMU, with their addresses
 #   ioctls/          the trace of all ioctls (count-ioctls.sh)
 set -u
+# shellcheck source=resources/lab/trace.sh
+. "$LAB_REPO/resources/lab/trace.sh"
 vmm=$1
 root=$TMPDIR/root
 out=$LAB_OUT/bench
@@ -82,29 +84,12 @@ warm_up_qemu() {
 trace=/sys/kernel/tracing/instances/lab-dma
 events='lab/dma_call lab/dma_return'
 trace_on() {
-    local call=vfio_iommu_type1_ioctl event
+    local call=vfio_iommu_type1_ioctl
     [ "$BENCH_IOMMU" = iommufd ] && call=iommufd_fops_ioctl
-    mkdir "$trace" || return
-    echo mono >"$trace/trace_clock" || return
     echo "p:lab/dma_call $call cmd=%si:u32 w8=+u8(%dx):x64 w16=+u16(%dx):x64 w32=+u32(%dx):x64
 r:lab/dma_return $call" >/sys/kernel/tracing/kprobe_events || return
-    for event in $events; do
-        echo 1 >"$trace/events/$event/enable" || return
-    done
-}
-trace_save() {
-    local cpu event to=$out/dma
-    mkdir -p "$to" || return
-    cat "$trace/events/header_page" >"$to/header_page" || return
-    for event in $events; do
-        cat "$trace/events/$event/format" || return
-    done >"$to/formats"
-    for cpu in "$trace"/per_cpu/cpu*; do
-        cat "$cpu/stats" >"$to/${cpu##*/}.stats" || return
-        # Where nothing is left the kernel would wait for more, or says so with an error; whether all came is seen from
-        # the statistics.
-        dd if="$cpu/trace_pipe_raw" of="$to/${cpu##*/}" iflag=nonblock ibs=4k obs=256k 2>/dev/null || :
-    done
+    # shellcheck disable=SC2086 # a list of words
+    set_up $trace $events && echo 1 >$trace/tracing_on
 }
 
 stage || fail "what is timed cannot be copied to memory"
@@ -134,6 +119,8 @@ sync
 status=$?
 exec 7>&-
 wait
-trace_save || fail "the trace of mappings cannot be saved"
+echo 0 >$trace/tracing_on
+# shellcheck disable=SC2086 # a list of words
+save $trace $events || fail "the trace of mappings cannot be saved"
 cp "$TMPDIR/stamps" "$out/console" && cp "$TMPDIR/messages" "$out/messages" || fail "nothing can be written to $out"
 [ $status = 0 ] || { cat "$out/messages" >&2; fail "$vmm ended with $status"; }

@@ -88,7 +88,7 @@ fn one_cpu<T>(
             Some(lost) => {
                 return Err(format!(
                     "the kernel had no room for {lost} records ({loss}); count a shorter command, or give \
-                     resources/lab/count-ioctls.sh a bigger BUFFER_KB"
+                     resources/lab/trace.sh a bigger BUFFER_KB"
                 ));
             }
             None => return Err(format!("its statistics do not tell `{loss}`")),
