@@ -39,6 +39,8 @@ impl Watch {
 #[derive(Default)]
 struct Cpu {
     place: u64,
+    /// What a string instruction changes: one that clears much memory stays in its place for long.
+    counted: [Option<u64>; 3],
     looks: u32,
 }
 
@@ -49,11 +51,14 @@ impl Cpu {
         };
         // One that waits for its first instruction, or for ever, does not spin.
         let halted = field(registers, "HLT=") == Some(1);
-        if !halted && flags & INTERRUPTS == 0 && rip.abs_diff(self.place) <= LOOP_BYTES {
+        let counted = ["RCX=", "RSI=", "RDI="].map(|name| field(registers, name));
+        let stays = rip.abs_diff(self.place) <= LOOP_BYTES && counted == self.counted;
+        if stays && !halted && flags & INTERRUPTS == 0 {
             self.looks += 1;
         } else {
             *self = Self {
                 place: rip,
+                counted,
                 looks: 1,
             };
         }
@@ -73,7 +78,7 @@ mod tests {
 
     fn registers(rip: u64, flags: u64) -> String {
         format!(
-            "CPU#0\nRAX=0000000000000001 RBX=0\nR15=0\n\
+            "CPU#0\nRAX=0000000000000001 RBX=0\nRSI=0 RDI=0\nR15=0\n\
              RIP={rip:016x} RFL={flags:08x} [-------] CPL=0 II=0 A20=1 SMM=0 HLT=0\n"
         )
     }
@@ -109,6 +114,11 @@ mod tests {
             assert!(!idles.look(&registers(0x1000, 0x246)));
         }
         assert!(!idles.look("no registers"));
+        let mut clears = Watch::default();
+        for left in 0..4 * LOOKS {
+            let registers = registers(0x1000, 0x46).replace("RDI=0", &format!("RDI={left:x}"));
+            assert!(!clears.look(&registers));
+        }
         let halted = registers(0x1000, 0x46).replace("HLT=0", "HLT=1");
         let mut waits = Watch::default();
         assert!((0..4 * LOOKS).all(|_| !waits.look(&halted)));
