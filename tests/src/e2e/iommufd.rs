@@ -1,7 +1,7 @@
 //! The host's kernel with iommufd: a choice of the other subjects' tests in one boot of it, and what is iommufd's own.
 
-use crate::e2e::setting::IOMMUFD_KERNEL;
 use crate::e2e::{Config, Outcome, Test, Verdict, bars, demo};
+use crate::setup::IOMMUFD_KERNEL;
 
 /// Everything that the tests of this file use, and those that they take from other files.
 pub fn machine() -> Config {
