@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::cell::{Scenario, Vmm};
+use super::cell::{Iommu, Scenario, Vmm};
 use super::metric::Metric;
 use super::results::{Measured, Results};
 use super::sample::Sample;
@@ -13,8 +13,8 @@ use crate::outside::Calls;
 /// What is compared has as much memory.
 const RAM_MIB: u64 = 512;
 
-/// A row for each host and interface that a scenario was measured with, where there are several; of each the mappings that were
-/// made and taken away until the guest was off, and what the end of the process took.
+/// A row for each host and interface that a scenario was measured with, where there are several or iommufd is among them; of each
+/// the mappings that were made and taken away until the guest was off, and what the end of the process took.
 pub fn table(results: &Results) -> Table {
     let headings = [
         "scenario",
@@ -32,10 +32,14 @@ pub fn table(results: &Results) -> Table {
         "of that after the guest",
     ];
     let mut table = Table::new(&headings, 4);
-    for rows in groups(results).values().filter(|rows| rows.len() > 1) {
+    for rows in groups(results).values().filter(|rows| tells(rows)) {
         table.rows.extend(rows.iter().map(|row| words(row)));
     }
     table
+}
+
+fn tells(rows: &[&Measured]) -> bool {
+    rows.len() > 1 || rows.iter().any(|row| row.cell.iommu == Iommu::Iommufd)
 }
 
 fn groups(results: &Results) -> BTreeMap<(Scenario, Vmm), Vec<&Measured>> {
@@ -91,12 +95,11 @@ fn median(row: &Measured, value: impl Fn(&Sample) -> f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cell::Iommu;
     use super::super::results::tests::measured;
     use super::*;
 
     #[test]
-    fn what_was_measured_with_one_interface_only_is_not_compared() {
+    fn what_was_measured_on_one_host_with_type1_only_is_not_compared() {
         let mut results = Results::default();
         results.put(measured(Scenario::A, Vmm::MiniVmm, 512, 1000));
         results.put(measured(Scenario::A, Vmm::Qemu, 512, 5000));
