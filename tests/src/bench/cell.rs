@@ -60,7 +60,7 @@ pub enum Scenario {
     /// 8 x 128 GiB, guest 7.3
     D,
     /// 8 x 1 GiB, guest 7.3: what C is compared with
-    E,
+    F,
 }
 
 /// What a scenario consists of.
@@ -84,7 +84,7 @@ impl Scenario {
             Self::B => (2, "16G", "6.1", 1800),
             Self::C => (8, "64G", "7.3", 5400),
             Self::D => (8, "128G", "7.3", 7200),
-            Self::E => (8, "1G", "7.3", 1200),
+            Self::F => (8, "1G", "7.3", 1200),
         };
         Setting {
             gpus,
