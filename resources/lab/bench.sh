@@ -1,7 +1,8 @@
 #!/bin/bash
 # bench.sh VMM: starts a VMM in L1 once, with all devices that are bound to vfio-pci, and leaves in $LAB_OUT what
 # `cargo lab bench` (tests/src/bench) makes numbers of. BENCH_PROGRAM, BENCH_KERNEL, BENCH_INITRD, BENCH_RAM and BENCH_IOMMU
-# say with what, BENCH_BUSYBOX where busybox is.
+# say with what, BENCH_BUSYBOX where busybox is; BENCH_TREE is the directory tree in which the program and all that it needs are
+# (/, or that of QEMU 11).
 #
 # What is timed finds everything in memory: program, libraries, firmware, kernel and initrd stand in a root directory of
 # their own there. Whatever opens a file over 9p waits for the outer machine, and virtual time then jumps to the next timer.
@@ -18,6 +19,8 @@ vmm=$1
 root=$TMPDIR/root
 out=$LAB_OUT/bench
 program=/usr/bin/$vmm
+tree=${BENCH_TREE%/}
+loader=/lib64/ld-linux-x86-64.so.2
 firmware='bios-256k.bin kvmvapic.bin linuxboot_dma.bin'
 
 fail() {
@@ -25,14 +28,19 @@ fail() {
     exit 125
 }
 
+# of_tree FILE: to its place in memory.
+of_tree() {
+    mkdir -p "$root${1%/*}" && cp -L "$tree$1" "$root$1"
+}
 # The program and what it is linked with, the loader among it, at their places.
 stage() {
-    local library
+    local libraries library
     mkdir -p "$root/usr/bin" "$root/etc" "$root/tmp" "$root/dev" "$root/proc" "$root/sys" "$out" || return
     mount --rbind /dev "$root/dev" && mount --rbind /sys "$root/sys" && mount -t proc proc "$root/proc" || return
-    cp "$BENCH_PROGRAM" "$root$program" || return
-    for library in $(ldd "$BENCH_PROGRAM" | grep -o '/[^ ]*'); do
-        cp -L --parents "$library" "$root" || return
+    cp "$tree$BENCH_PROGRAM" "$root$program" || return
+    libraries=$(chroot "$tree/" $loader --list "$BENCH_PROGRAM") || return
+    for library in $(grep -o '/[^ ]*' <<<"$libraries"); do
+        of_tree "$library" || return
     done
     ldconfig -r "$root" || return
     cp "$BENCH_KERNEL" "$root/kernel" && cp "$BENCH_INITRD" "$root/initrd" || return
@@ -41,8 +49,8 @@ stage() {
 stage_firmware() {
     local name directory
     for name in $firmware; do
-        for directory in $("$BENCH_PROGRAM" -L help); do
-            [ -e "$directory/$name" ] && cp -L --parents "$directory/$name" "$root" && continue 2
+        for directory in $(chroot "$tree/" "$BENCH_PROGRAM" -L help); do
+            [ -e "$tree$directory/$name" ] && of_tree "$directory/$name" && continue 2
         done
         return 1
     done

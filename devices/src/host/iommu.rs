@@ -1,5 +1,6 @@
-//! What sysfs tells of the IOMMU above a device: the addresses that it can map and whether it
-//! isolates interrupts. The kernel's own word, once the group is attached, counts more.
+//! What sysfs tells of the IOMMU above a device: the addresses that it can map
+//! (Documentation/ABI/testing/sysfs-kernel-iommu_groups) and whether it isolates interrupts. The
+//! kernel's own word, once devices are attached, counts more.
 
 use std::fs;
 
@@ -42,6 +43,15 @@ pub struct ReservedRegion {
     pub kind: String,
 }
 
+impl ReservedRegion {
+    /// Whether the kernel lets users map it all the same (vfio_iommu_resv_exclude in
+    /// drivers/vfio/vfio_iommu_type1.c, iopt_table_enforce_dev_resv_regions in
+    /// drivers/iommu/iommufd/io_pagetable.c).
+    pub fn is_mappable(&self) -> bool {
+        self.kind == "direct-relaxable"
+    }
+}
+
 impl Sysfs {
     /// Address bits of the IOMMU above `bdf`; `None` where sysfs does not tell (AMD's).
     pub fn iommu_bits(&self, bdf: Bdf) -> Option<u32> {
@@ -58,6 +68,16 @@ impl Sysfs {
         text.lines().filter_map(parse_region).collect()
     }
 
+    /// What devices of `groups` cannot be given mappings at, in any order; ranges may overlap. How
+    /// far an IOMMU reaches is not told here.
+    pub fn unmappable(&self, groups: impl IntoIterator<Item = u32>) -> Vec<Range> {
+        let regions = groups
+            .into_iter()
+            .flat_map(|group| self.reserved_regions(group));
+        let unmappable = regions.filter(|region| !region.is_mappable());
+        unmappable.map(|region| region.range).collect()
+    }
+
     /// The IO-virtual addresses that all of `devices`, each with its group, can use, as far as
     /// sysfs knows; `None` where it does not know how far an IOMMU reaches.
     pub fn usable_iova(&self, devices: &[(Bdf, u32)]) -> Option<Vec<Range>> {
@@ -67,17 +87,8 @@ impl Sysfs {
             .collect();
         let end = 1u64 << bits?.into_iter().min()?.min(63);
         let mut usable = vec![Range::from_bounds(0, end)];
-        for (_, group) in devices {
-            for region in self.reserved_regions(*group) {
-                // The kernel lets users map these (drivers/vfio/vfio_iommu_type1.c,
-                // vfio_iommu_resv_exclude).
-                if region.kind != "direct-relaxable" {
-                    usable = usable
-                        .iter()
-                        .flat_map(|r| without(r, &region.range))
-                        .collect();
-                }
-            }
+        for hole in self.unmappable(devices.iter().map(|(_, group)| *group)) {
+            usable = usable.iter().flat_map(|r| without(r, &hole)).collect();
         }
         Some(usable)
     }
@@ -108,11 +119,12 @@ impl Sysfs {
     }
 }
 
-/// `0x00000000fee00000 0x00000000feefffff msi`
+/// `0x00000000fee00000 0x00000000feefffff msi`, both ends included.
 fn parse_region(line: &str) -> Option<ReservedRegion> {
     let mut words = line.split_ascii_whitespace();
     let mut address = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
     let (first, last) = (address()?, address()?);
+    (first <= last).then_some(())?;
     Some(ReservedRegion {
         range: Range::from_bounds(first, last.saturating_add(1)),
         kind: words.next()?.to_owned(),
@@ -137,6 +149,32 @@ mod tests {
         assert_eq!(IntelCap(0x00d2_008c_222f_0606).address_bits(), 48);
         // Hardware that is narrower than its tables.
         assert_eq!(IntelCap(0x29 << 16 | 0x400).address_bits(), 42);
+    }
+
+    #[test]
+    fn regions_of_all_groups_are_unmappable_but_those_that_may_be_mapped() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = Sysfs::below(root.path());
+        for (group, text) in [
+            (
+                3,
+                "0x00000000000a0000 0x00000000000bffff direct-relaxable\n\
+                 0x00000000fee00000 0x00000000feefffff msi\n",
+            ),
+            (
+                7,
+                "0x000000fd00000000 0x000000ffffffffff reserved\nnonsense\n0x2 0x1 msi\n",
+            ),
+        ] {
+            let path = root.path().join(format!("sys/kernel/iommu_groups/{group}"));
+            fs::create_dir_all(&path).unwrap();
+            fs::write(path.join("reserved_regions"), text).unwrap();
+        }
+        let expected = [
+            Range::from_bounds(0xfee0_0000, 0xfef0_0000),
+            Range::from_bounds(0xfd_0000_0000, 0x100_0000_0000),
+        ];
+        assert_eq!(sysfs.unmappable([3, 7, 8]), expected);
     }
 
     #[test]

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::iommufd::{Files, Iommufd};
 use super::iommufd_error::IommufdError;
-use super::reserved;
 use super::type1::{Type1, Type1Error};
 use crate::assign::ports::IommuBackend;
 use crate::host::Sysfs;
@@ -129,7 +128,8 @@ pub fn choose(
             let groups = devices.iter().map(|(_, group)| *group);
             Ok(Chosen {
                 backend: Arc::new(Iommufd::new(files)?),
-                reserved: Some(reserved::regions(sysfs, groups)),
+                // What is not told is found out when the devices are attached.
+                reserved: Some(sysfs.unmappable(groups)),
                 why,
             })
         }

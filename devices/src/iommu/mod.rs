@@ -5,5 +5,4 @@
 pub mod choose;
 pub mod iommufd;
 pub mod iommufd_error;
-pub mod reserved;
 pub mod type1;

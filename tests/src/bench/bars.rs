@@ -34,10 +34,12 @@ pub struct Bar {
     at_most: f64,
 }
 
-/// A cell of the scenario, by what differs from the usual.
+/// A cell, by what differs from the usual.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Place {
+    /// Where it is not the bar's own.
+    scenario: Option<Scenario>,
     vmm: Vmm,
     #[serde(default = "usual_ram")]
     ram_mib: u64,
@@ -127,7 +129,7 @@ impl Bar {
 
     fn cell(&self, place: &Place) -> Cell {
         Cell {
-            scenario: self.scenario,
+            scenario: place.scenario.unwrap_or(self.scenario),
             host_kernel: place.host_kernel.clone(),
             iommu: place.iommu,
             ram_mib: place.ram_mib,
@@ -196,6 +198,25 @@ mod tests {
         };
         assert!(line.contains("0.201") && line.contains("qemu"), "{line}");
         assert!(!line.contains('\n'));
+    }
+
+    #[test]
+    fn scenarios_can_be_compared() {
+        let text = r#"
+            [[bar]]
+            scenario = "A"
+            metric = "exit_ms"
+            of = { vmm = "mini-vmm" }
+            to = { vmm = "mini-vmm", scenario = "B" }
+            at_most = 1.02
+        "#;
+        let bar = parse(text).unwrap().remove(0);
+        let mut results = Results::default();
+        results.put(measured(Scenario::A, Vmm::MiniVmm, 512, 1020));
+        results.put(measured(Scenario::B, Vmm::MiniVmm, 512, 1000));
+        assert!(matches!(bar.check(&results), Outcome::Met(_)));
+        results.put(measured(Scenario::B, Vmm::MiniVmm, 512, 990));
+        assert!(matches!(bar.check(&results), Outcome::Missed(_)));
     }
 
     #[test]

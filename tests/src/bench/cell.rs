@@ -11,7 +11,7 @@ pub enum Vmm {
     /// The product.
     #[serde(rename = "mini-vmm")]
     MiniVmm,
-    /// The machine's own QEMU.
+    /// The machine's own QEMU; on the host with iommufd QEMU 11.
     #[serde(rename = "qemu")]
     Qemu,
 }
@@ -59,6 +59,8 @@ pub enum Scenario {
     C,
     /// 8 x 128 GiB, guest 7.3
     D,
+    /// 8 x 1 GiB, guest 7.3: what C is compared with
+    F,
 }
 
 /// What a scenario consists of.
@@ -82,6 +84,7 @@ impl Scenario {
             Self::B => (2, "16G", "6.1", 1800),
             Self::C => (8, "64G", "7.3", 5400),
             Self::D => (8, "128G", "7.3", 7200),
+            Self::F => (8, "1G", "7.3", 1200),
         };
         Setting {
             gpus,

@@ -3,33 +3,48 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::cell::Scenario;
+use super::cell::{Iommu, Scenario};
+use super::interfaces;
 use super::results::{Measured, Results};
 use super::table;
 use crate::error::Error;
 use crate::paths;
 use crate::setup;
 
+/// Of the tables with everything.
 const BEGIN: &str = "<!-- begin: cargo lab bench --saved --write-docs -->\n";
+/// Of the comparison of type1 and iommufd.
+const BEGIN_INTERFACES: &str =
+    "<!-- begin: type1 and iommufd, cargo lab bench --saved --write-docs -->\n";
 const END: &str = "<!-- end -->\n";
 
 /// Puts the tables of all results into the file.
 pub fn write(results: &Results) -> Result<PathBuf, Error> {
     let path = paths::repository().join("docs/performance.md");
     let text = fs::read_to_string(&path).map_err(Error::file("read", &path))?;
-    let text = replace(&text, &tables(results)).ok_or_else(|| Error::Content {
+    let text = renew(&text, results).map_err(|begin| Error::Content {
         path: path.clone(),
-        problem: format!("it has no lines `{}` and `{}`", BEGIN.trim(), END.trim()),
+        problem: format!("it has no lines `{}` and `{}`", begin.trim(), END.trim()),
     })?;
     fs::write(&path, text).map_err(Error::file("write", &path))?;
     Ok(path)
 }
 
-/// The text with something else between the markers.
-fn replace(text: &str, new: &str) -> Option<String> {
-    let (before, rest) = text.split_once(BEGIN)?;
+/// The text with the tables of these results; the error is the marker that is missing.
+fn renew(text: &str, results: &Results) -> Result<String, &'static str> {
+    let interfaces = interfaces::table(results).markdown();
+    let text = replace(text, BEGIN, &tables(results)).ok_or(BEGIN)?;
+    replace(&text, BEGIN_INTERFACES, &interfaces).ok_or(BEGIN_INTERFACES)
+}
+
+/// The text with something else between a marker and the next end.
+fn replace(text: &str, begin: &str, new: &str) -> Option<String> {
+    let (before, rest) = text.split_once(begin)?;
     let (_, after) = rest.split_once(END)?;
-    Some(format!("{before}{BEGIN}\n{new}\n{END}{after}"))
+    Some(format!(
+        "{before}{begin}\n{}\n\n{END}{after}",
+        new.trim_end()
+    ))
 }
 
 fn tables(results: &Results) -> String {
@@ -51,10 +66,14 @@ fn tables(results: &Results) -> String {
     text
 }
 
-/// The cells whose ioctls are shown.
+/// The cells whose ioctls are shown: each interface on the kernel where it is usual.
 fn is_typical(row: &Measured) -> bool {
     let cell = &row.cell;
-    cell.scenario == Scenario::A && cell.ram_mib == 512 && cell.host_kernel == setup::DEFAULT_KERNEL
+    let kernel = match cell.iommu {
+        Iommu::Type1 => setup::DEFAULT_KERNEL,
+        Iommu::Iommufd => setup::IOMMUFD_KERNEL,
+    };
+    cell.scenario == Scenario::A && cell.ram_mib == 512 && cell.host_kernel == kernel
 }
 
 /// Each combination of versions once, with the scenarios and hosts that it was used in.
@@ -87,17 +106,17 @@ mod tests {
     #[test]
     fn only_what_is_between_the_markers_changes() {
         let text = format!("before\n{BEGIN}old\n{END}after\n");
-        let new = replace(&text, "new").unwrap();
-        assert_eq!(new, format!("before\n{BEGIN}\nnew\n{END}after\n"));
-        assert_eq!(replace(&new, "new").unwrap(), new);
-        assert_eq!(replace("nothing", "new"), None);
+        let new = replace(&text, BEGIN, "new\n").unwrap();
+        assert_eq!(new, format!("before\n{BEGIN}\nnew\n\n{END}after\n"));
+        assert_eq!(replace(&new, BEGIN, "new").unwrap(), new);
+        assert_eq!(replace("nothing", BEGIN, "new"), None);
     }
 
     #[test]
     fn the_document_has_its_markers() {
         let path = paths::repository().join("docs/performance.md");
         let text = fs::read_to_string(path).unwrap();
-        assert!(replace(&text, "").is_some());
+        assert!(renew(&text, &Results::default()).is_ok());
     }
 
     #[test]

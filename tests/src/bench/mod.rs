@@ -2,8 +2,8 @@
 //!
 //! Each run is a boot of a deterministic L1, in which resources/lab/bench.sh starts the VMM once; what it leaves in the run's
 //! directory is read here. `cell` says what is measured, `runner` runs it, `sample` makes numbers of a run (`console`, `dma`
-//! and `inside` read its parts), `metric` and `statistics` of several; `results` keeps them, `table` and `docs` show them,
-//! `bars` limits them. What the numbers mean is told in docs/performance.md.
+//! and `inside` read its parts), `metric` and `statistics` of several; `results` keeps them, `table`, `interfaces` and `docs`
+//! show them, `bars` limits them. What the numbers mean is told in docs/performance.md.
 
 mod bars;
 pub mod cell;
@@ -11,6 +11,7 @@ mod console;
 mod dma;
 mod docs;
 mod inside;
+mod interfaces;
 mod metric;
 mod results;
 mod runner;

@@ -14,7 +14,7 @@ use crate::command;
 use crate::error::Error;
 use crate::machine::{Boot, Sink, Source, job};
 use crate::paths;
-use crate::setup::{self, Bootable, tools};
+use crate::setup::{self, Bootable, IOMMUFD_KERNEL, tools};
 
 /// What must not differ between runs; what else is measured happens before.
 const REPEATED: [Metric; 2] = [Metric::InUseMs, Metric::ExitMs];
@@ -39,11 +39,12 @@ pub fn measure(
         found.ok_or_else(|| Error::Failed(format!("kernel {name} is not set up")))
     };
     let (host, guest) = (find(&cell.host_kernel)?, find(guest)?);
+    let program = Program::of(cell)?;
     let mut samples = Vec::new();
     let mut version = String::new();
     let mut wanted = runs;
     while (samples.len() as u32) < wanted {
-        let log = run(cell, guest, &kernels, timeout)?;
+        let log = run(cell, &program, guest, &kernels, timeout)?;
         let sample = Sample::read(&log, cell)?;
         note(samples.len() as u32 + 1, &sample);
         samples.push(sample);
@@ -63,17 +64,39 @@ pub fn measure(
 
 /// Refuses what cannot be.
 fn check(cell: &Cell) -> Result<(), Error> {
-    if cell.iommu == Iommu::Iommufd && cell.host_kernel != "iommufd" {
+    if cell.iommu == Iommu::Iommufd && cell.host_kernel != IOMMUFD_KERNEL {
         return Err(Error::Option {
             option: "--iommu",
             value: cell.iommu.to_string(),
             problem: format!(
-                "kernel {} has no iommufd; --host-kernel iommufd has",
+                "kernel {} has no iommufd; --host-kernel {IOMMUFD_KERNEL} has",
                 cell.host_kernel
             ),
         });
     }
     Ok(())
+}
+
+/// The VMM's program, in L1.
+struct Program {
+    /// The directory tree that it belongs to, with its libraries.
+    tree: PathBuf,
+    /// Its path in there, as words of a shell.
+    path: String,
+}
+
+impl Program {
+    /// The one of a cell, which is set up where the lab has it.
+    fn of(cell: &Cell) -> Result<Self, Error> {
+        let (tree, path) = match cell.vmm {
+            Vmm::MiniVmm => (PathBuf::from("/"), "$LAB_VMM".to_owned()),
+            Vmm::Qemu if cell.host_kernel == IOMMUFD_KERNEL => {
+                (setup::qemu11()?, setup::QEMU11_PROGRAM.to_owned())
+            }
+            Vmm::Qemu => (PathBuf::from("/"), format!("$(command -v {})", tools::QEMU)),
+        };
+        Ok(Self { tree, path })
+    }
 }
 
 fn differ(samples: &[Sample]) -> bool {
@@ -86,6 +109,7 @@ fn differ(samples: &[Sample]) -> bool {
 /// Boots L1 for one run, and returns the directory with what came of it.
 fn run(
     cell: &Cell,
+    program: &Program,
     guest: &Bootable,
     kernels: &[Bootable],
     timeout: Option<u64>,
@@ -93,7 +117,7 @@ fn run(
     let boot = Boot {
         machine: &machine(cell, timeout),
         kernels,
-        body: &body(cell, guest),
+        body: &body(cell, program, guest),
         what: &format!("the run of {cell}"),
         interactive: false,
     };
@@ -134,15 +158,14 @@ fn machine(cell: &Cell, timeout: Option<u64>) -> MachineArgs {
     }
 }
 
-fn body(cell: &Cell, guest: &Bootable) -> String {
-    let program = match cell.vmm {
-        Vmm::MiniVmm => "$LAB_VMM".to_owned(),
-        Vmm::Qemu => format!("$(command -v {})", tools::QEMU),
-    };
+fn body(cell: &Cell, program: &Program, guest: &Bootable) -> String {
     let path = |path: &Path| job::quote(&path.display().to_string());
     format!(
-        "export BENCH_PROGRAM=\"{program}\" BENCH_KERNEL={} BENCH_INITRD={} BENCH_RAM={}M BENCH_IOMMU={} BENCH_BUSYBOX={}\n\
+        "export BENCH_PROGRAM=\"{}\" BENCH_TREE={} \\\n    \
+             BENCH_KERNEL={} BENCH_INITRD={} BENCH_RAM={}M BENCH_IOMMU={} BENCH_BUSYBOX={}\n\
          exec resources/lab/bench.sh {}",
+        program.path,
+        path(&program.tree),
         path(&guest.image),
         path(&guest.guest_initrd),
         cell.ram_mib,
@@ -219,7 +242,12 @@ mod tests {
             host_initrd: "/h".into(),
             guest_initrd: "/g".into(),
         };
-        let text = body(&cell(Vmm::Qemu), &kernel);
+        let program = Program {
+            tree: "/tree".into(),
+            path: "/usr/bin/qemu".to_owned(),
+        };
+        let text = body(&cell(Vmm::Qemu), &program, &kernel);
+        assert!(text.contains("BENCH_PROGRAM=\"/usr/bin/qemu\" BENCH_TREE='/tree'"));
         assert!(
             text.contains("BENCH_KERNEL='/k e' BENCH_INITRD='/g' BENCH_RAM=512M BENCH_IOMMU=type1")
         );

@@ -26,13 +26,15 @@ const KVM_RUN: &str = "KVM_RUN";
 /// A table of words: a row of headings and rows below.
 pub struct Table {
     headings: Vec<String>,
-    rows: Vec<Vec<String>>,
+    /// As many words each.
+    pub rows: Vec<Vec<String>>,
     /// Columns from here on are numbers, and aligned to the right.
     numbers: usize,
 }
 
 impl Table {
-    fn new(headings: &[&str], numbers: usize) -> Self {
+    /// A table of which columns from `numbers` on are numbers.
+    pub fn new(headings: &[&str], numbers: usize) -> Self {
         Self {
             headings: headings.iter().map(|&text| text.to_owned()).collect(),
             rows: Vec::new(),
@@ -209,7 +211,8 @@ fn ioctl_row(name: String, [calls, ns, calls_after, ns_after]: [f64; 4]) -> Vec<
     vec![name, count(calls), ns, count(calls_after), ns_after]
 }
 
-fn number(metric: Metric, value: f64) -> String {
+/// A metric's value without its unit.
+pub fn number(metric: Metric, value: f64) -> String {
     metric.show(value).trim_end_matches(" ms").to_owned()
 }
 

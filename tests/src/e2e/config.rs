@@ -39,6 +39,16 @@ impl Config {
         self
     }
 
+    /// A card (LAB_BDF_card) and, as another function of its device, one that stores 16 GiB (LAB_BDF_beside), behind a root port.
+    /// A port faster than 5 GT/s would be waited for after a reset until its link reports to be up, which the emulated one never
+    /// does.
+    pub fn storing_beside_a_card(self) -> Self {
+        self.qemu("-object memory-backend-memfd,id=beside,size=16G,share=on")
+            .qemu("-device pcie-root-port,id=rp9,chassis=9,addr=19,x-speed=5")
+            .device("e1000e,id=card,bus=rp9,multifunction=on,addr=0.0")
+            .device("ivshmem-plain,id=beside,memdev=beside,bus=rp9,addr=0.1")
+    }
+
     /// A device that stays with L1's drivers.
     pub fn host_device(mut self, argument: &str) -> Self {
         self.machine.host_device.push(argument.to_owned());

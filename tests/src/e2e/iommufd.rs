@@ -1,7 +1,7 @@
 //! The host's kernel with iommufd: a choice of the other subjects' tests in one boot of it, and what is iommufd's own.
 
-use crate::e2e::setting::IOMMUFD_KERNEL;
-use crate::e2e::{Config, Outcome, Test, Verdict, bars, demo};
+use crate::e2e::{Config, Outcome, Test, Verdict, bars, demo, resets};
+use crate::setup::IOMMUFD_KERNEL;
 
 /// Everything that the tests of this file use, and those that they take from other files.
 pub fn machine() -> Config {
@@ -14,10 +14,11 @@ pub fn machine() -> Config {
         .device("edu,id=edu,dma_mask=0xffffffffffffffff")
         .device("ivshmem-plain,id=store,memdev=store")
         .device("nvme,id=nvme,serial=lab,drive=d0,bus=rp1")
+        .storing_beside_a_card()
 }
 
 /// Tests of other subjects, by the names that they have there and here.
-const CHOICE: [(&str, &str); 3] = [
+const CHOICE: [(&str, &str); 4] = [
     ("demo::two_gpus_and_a_disk", "iommufd::two_gpus_and_a_disk"),
     (
         "bars::dma_reaches_another_device_before_and_after_its_bar_moved",
@@ -26,6 +27,10 @@ const CHOICE: [(&str, &str); 3] = [
     (
         "bars::a_device_that_the_host_takes_back_ends_the_run",
         "iommufd::a_device_that_the_host_takes_back_ends_the_run",
+    ),
+    (
+        "resets::dma_reaches_a_function_before_and_after_its_bar_moved_and_its_bus_was_reset",
+        "iommufd::dma_reaches_a_function_before_and_after_its_bar_moved_and_its_bus_was_reset",
     ),
 ];
 
@@ -134,7 +139,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 fn chosen() -> Vec<Test> {
-    let all = [bars::tests(), demo::tests()];
+    let all = [bars::tests(), demo::tests(), resets::tests()];
     let all = all.into_iter().flatten();
     all.filter_map(|test| {
         let (_, name) = CHOICE.iter().find(|(there, _)| *there == test.name)?;

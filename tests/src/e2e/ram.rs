@@ -1,7 +1,7 @@
 //! Guest RAM: mapped for devices while the guest runs, from huge pages, within the host's limits.
 
-use crate::e2e::setting::IOMMUFD_KERNEL;
 use crate::e2e::{Config, Outcome, Test, Verdict};
+use crate::setup::IOMMUFD_KERNEL;
 
 /// All tests of the subject share it: a disk, and room for a guest of 4 GiB.
 pub(super) fn config() -> Config {

@@ -1,7 +1,8 @@
 //! Functions that the host cannot reset alone: two of one device behind a root port, with no reset of their own. (The emulated
 //! card has power management's; L1 is told not to use it.)
 
-use crate::e2e::{Config, Test};
+use crate::e2e::bars::{EMULATED, MOVING};
+use crate::e2e::{Config, Outcome, Test, Verdict};
 
 /// A faster port than 5 GT/s would be waited for until its link reports to be up, which the emulated one never does.
 fn config() -> Config {
@@ -11,6 +12,8 @@ fn config() -> Config {
         .qemu("-netdev user,id=n1")
         .device("e1000e,id=first,netdev=n0,bus=rp1,multifunction=on,addr=0.0")
         .device("e1000e,id=second,netdev=n1,bus=rp1,addr=0.1")
+        .device("edu,id=edu,dma_mask=0xffffffffffffffff")
+        .storing_beside_a_card()
 }
 
 /// `regs F` prints COMMAND, BAR 0 and power state of a function; `ping_all` sends packets through each card.
@@ -28,11 +31,59 @@ const RESETS: &str = "for i in 1 2; do echo 1 >$D/$F/reset && echo RESET done; d
      echo 1 >$D/$G/remove; echo 1 >/sys/bus/pci/rescan; ping_all";
 
 fn script() -> String {
-    format!(
-        "for bdf in $LAB_BDFS; do echo >/sys/bus/pci/devices/$bdf/reset_method; done
-         guest '{PRELUDE}{RESETS}' --vfio $LAB_BDF_first --vfio $LAB_BDF_second --boot-profile json,at=exit
-         for bdf in $LAB_BDFS; do echo default >/sys/bus/pci/devices/$bdf/reset_method; done"
+    without_resets(
+        "$LAB_BDF_first $LAB_BDF_second",
+        &format!(
+            "guest '{PRELUDE}{RESETS}' --vfio $LAB_BDF_first --vfio $LAB_BDF_second --boot-profile json,at=exit"
+        ),
     )
+}
+
+/// The script run while the host does not reset these functions alone.
+fn without_resets(functions: &str, script: &str) -> String {
+    format!(
+        "for bdf in {functions}; do echo >/sys/bus/pci/devices/$bdf/reset_method; done
+         {script}
+         for bdf in {functions}; do echo default >/sys/bus/pci/devices/$bdf/reset_method; done"
+    )
+}
+
+/// V, which stores, has no reset that a guest could ask for; C, beside it, is reset with all that is on its bus. E copies 4 KiB
+/// within V, of which the first and the last word are looked at.
+const STORING: &str = "E=0000:00:01.0; C=0000:00:02.0; V=0000:00:02.1; ";
+const COPIES: &str = "probe write $V:2:0 8 0x1122334455667788; probe write $V:2:0xff8 8 0x1122334455667788; \
+     copied() { probe edu $E copy $1 $(($1 + $2)) 4096; echo COPIED $(at $(($1 + $2))) $(at $(($1 + $2 + 0xff8))); }; \
+     copied $A 0x1000; put $N; copied $N 0x2000; mem 0; \
+     echo 1 >/sys/bus/pci/devices/$C/reset && echo RESET done; \
+     for R in 4 0x18 0x1c; do echo SHOWN $(probe config read $V $R 4 | sed s/.*value=//); done; \
+     put $A; copied $A 0x3000; put $N; copied $N 0x4000";
+
+fn storing() -> String {
+    without_resets(
+        "$LAB_BDF_card $LAB_BDF_beside",
+        &format!(
+            "{EMULATED}emulated '{STORING}{MOVING}{COPIES}' --vfio $LAB_BDF_edu --vfio $LAB_BDF_card --vfio $LAB_BDF_beside"
+        ),
+    )
+}
+
+fn reaches_it(outcome: &Outcome) -> Verdict {
+    outcome.expect_clean()?;
+    outcome.expect("RESET done")?;
+    outcome.reject("would be reset with it")?;
+    let shown: Vec<_> = outcome.values("SHOWN").collect();
+    // COMMAND is off (STATUS above it is the device's), and a 64-bit prefetchable BAR is at 0.
+    match shown[..] {
+        [command, "0xc", "0x0"] if command.ends_with("0000") || command == "0x0" => {}
+        _ => return Err(format!("after its reset it shows {shown:?}")),
+    }
+    let copied: Vec<_> = outcome.values("COPIED").collect();
+    match copied[..] == ["0x1122334455667788 0x1122334455667788"; 4] {
+        true => Ok(()),
+        false => Err(format!(
+            "before and after move and reset there was {copied:?}"
+        )),
+    }
 }
 
 /// The tests of this subject.
@@ -71,6 +122,13 @@ pub fn tests() -> Vec<Test> {
                     other => Err(format!("the sibling shows {other} after the reset")),
                 }
             },
+        )
+        .within(240),
+        Test::new(
+            "resets::dma_reaches_a_function_before_and_after_its_bar_moved_and_its_bus_was_reset",
+            config(),
+            storing(),
+            reaches_it,
         )
         .within(240),
     ]

@@ -5,10 +5,7 @@ use clap::ValueEnum;
 use crate::cli::Interface;
 use crate::e2e::{Tally, Test};
 use crate::error::Error;
-use crate::setup;
-
-/// The kernel of the lab's host that has iommufd.
-pub const IOMMUFD_KERNEL: &str = "iommufd";
+use crate::setup::{self, IOMMUFD_KERNEL};
 
 /// What `cargo lab test` was told, for the tests that do not say themselves.
 pub struct Setting {

@@ -7,7 +7,7 @@ use crate::cli::MachineArgs;
 use crate::error::Error;
 use crate::machine::devices::{self, Device, LAB_SLOT};
 use crate::machine::size;
-use crate::setup::Bootable;
+use crate::setup::{self, Bootable};
 
 /// The 64-bit window of L1 where nothing bigger is needed.
 const WINDOW: u64 = 8 << 40;
@@ -174,7 +174,7 @@ fn base(machine: &MachineArgs) -> Result<Vec<String>, Error> {
 
 fn boot(machine: &MachineArgs, kernel: &Bootable) -> [String; 6] {
     let mut append = HOST_CMDLINE.to_owned();
-    if machine.host_kernel == "iommufd" {
+    if machine.host_kernel == setup::IOMMUFD_KERNEL {
         append.push_str(BUILT_IN_KVM_CMDLINE);
     }
     append.push_str(if machine.verbose {

@@ -7,6 +7,7 @@ use std::process::Command;
 use crate::command;
 use crate::error::Error;
 use crate::paths::Cache;
+use crate::setup::IOMMUFD_KERNEL;
 use crate::setup::apt::{Apt, Installed};
 use crate::setup::iommufd_kernel;
 use crate::setup::sources::Mirror;
@@ -47,7 +48,7 @@ pub const KERNELS: [Kernel; 4] = [
         built: None,
     },
     Kernel {
-        name: "iommufd",
+        name: IOMMUFD_KERNEL,
         packages: r"linux-source-[0-9.]+$",
         suites: &["trixie-backports"],
         built: Some(iommufd_kernel::CONFIG),

@@ -14,12 +14,15 @@ mod vmlinux;
 use std::path::PathBuf;
 
 use kernels::KERNELS;
+pub use qemu11::PROGRAM as QEMU11_PROGRAM;
 
 use crate::error::Error;
 use crate::paths::Cache;
 
 /// The kernel of host and guest where none is named.
 pub const DEFAULT_KERNEL: &str = "7.3";
+/// The kernel of the lab's host that has iommufd.
+pub const IOMMUFD_KERNEL: &str = "iommufd";
 
 /// A kernel with its images, ready to boot.
 #[derive(Clone, Debug)]

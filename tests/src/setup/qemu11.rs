@@ -14,13 +14,13 @@ use crate::setup::sources::Mirror;
 const SUITE: &str = "trixie-backports";
 /// base-files has the symbolic links that lead to the loader.
 const PACKAGES: [&str; 3] = ["qemu-system-x86", "base-files", "libc-bin"];
-/// The program in the tree.
-const PROGRAM: &str = "usr/bin/qemu-system-x86_64";
+/// The program, by its path in the tree.
+pub const PROGRAM: &str = "/usr/bin/qemu-system-x86_64";
 
 /// The tree's root, made if it is not there yet.
 pub fn ensure(cache: &Cache) -> Result<PathBuf, Error> {
     let target = cache.path("qemu11");
-    if target.join(PROGRAM).exists() {
+    if target.join(PROGRAM.trim_start_matches('/')).exists() {
         return Ok(target);
     }
     eprintln!("lab: fetching QEMU 11");
