@@ -217,6 +217,7 @@ samples!(hosts: HostError {
 samples!(images: ImageProblem {
     ImageProblem::Io(_) => [ImageProblem::Io(os(libc::ENOENT))],
     ImageProblem::Directory(_) => [ImageProblem::Directory("an initrd")],
+    ImageProblem::NotAFile(_) => [ImageProblem::NotAFile("an initrd")],
     ImageProblem::Empty(_) => [ImageProblem::Empty("an initrd")],
     ImageProblem::NotAKernel(_) => [ImageProblem::NotAKernel("not a kernel")],
     ImageProblem::Truncated { .. } => [ImageProblem::Truncated { len: 1, needed: 2 }],

@@ -52,7 +52,8 @@ pub fn run(json: bool) -> String {
     list(&Sysfs::default(), json)
 }
 
-fn list(sysfs: &Sysfs, json: bool) -> String {
+/// The same of any host.
+pub fn list(sysfs: &Sysfs, json: bool) -> String {
     let names = PciNames::load(sysfs);
     let functions = sysfs.functions().into_iter();
     let listed: Vec<Listed> = functions

@@ -261,7 +261,7 @@ impl Error {
     }
 }
 
-/// The error and its sources on one line.
+/// The error and its sources on one line, whatever the names of files hold.
 pub fn chain(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -270,7 +270,21 @@ pub fn chain(error: &dyn StdError) -> String {
         let _ = write!(text, ": {cause}");
         source = cause.source();
     }
-    text
+    match text.contains(char::is_control) {
+        true => escaped(&text),
+        false => text,
+    }
+}
+
+fn escaped(text: &str) -> String {
+    let mut plain = String::new();
+    for c in text.chars() {
+        match c.is_control() {
+            true => plain.extend(c.escape_default()),
+            false => plain.push(c),
+        }
+    }
+    plain
 }
 
 /// A `kvm-ioctls` error as an error of `call`.
@@ -284,6 +298,13 @@ pub fn kvm_call(call: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> CallErr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_is_one_line_whatever_a_file_is_called() {
+        let error = Error::from(UsageError("a\nb\u{1b}[2J é".to_owned()));
+        let text = chain(&error);
+        assert!(text.starts_with(r"a\nb\u{1b}[2J é"), "{text}");
+    }
 
     #[test]
     fn a_source_is_printed_once_behind_its_error() {

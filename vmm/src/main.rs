@@ -33,7 +33,7 @@ mod signals;
 mod stop;
 mod terminal;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -60,14 +60,14 @@ fn execute(profile: &Arc<Profile>) -> Result<ExitCode, Error> {
         Command::Run(config) => config,
         Command::Check(command) => {
             prepare(&command.config)?;
-            return Ok(told(check::run(&command)));
+            return told(check::run(&command));
         }
-        Command::Devices { json } => return Ok(told((devices_list::run(json), 0))),
-        Command::Print(text) => return Ok(told((text, 0))),
+        Command::Devices { json } => return told((devices_list::run(json), 0)),
+        Command::Print(text) => return told((text, 0)),
     };
     prepare(&config)?;
     if config.dry_run {
-        return Ok(told(check::dry_run(&config)));
+        return told(check::dry_run(&config));
     }
     profile.request(&config.boot_profile)?;
     let outcome = machine::run(&config, profile).unwrap_or_else(Outcome::Failed);
@@ -87,10 +87,16 @@ fn prepare(config: &Config) -> Result<(), UsageError> {
 }
 
 /// Prints a text; returns the exit code that comes with it.
-fn told((text, code): (String, u8)) -> ExitCode {
-    // Whoever closed our output does not want to read it.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    ExitCode::from(code)
+fn told((text, code): (String, u8)) -> Result<ExitCode, Error> {
+    let mut output = std::io::stdout();
+    let written = output.write_all(text.as_bytes());
+    match written.and_then(|()| output.flush()) {
+        // Whoever closed our output does not want to read it.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Error::system("write to standard output")(error))
+        }
+        _ => Ok(ExitCode::from(code)),
+    }
 }
 
 /// Says what has to be said, and returns the exit code.

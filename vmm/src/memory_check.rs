@@ -23,7 +23,7 @@ pub enum MemoryCheckError {
     /// The pool of huge pages is too small.
     #[error(
         "guest memory needs {needed} huge pages of {size}, {free} are free on {place}: {}",
-        reserve(pool, total + needed - free)
+        reserve(pool, missing(*needed, *free, *total))
     )]
     HugePages {
         /// Pages needed.
@@ -100,13 +100,18 @@ impl MemoryCheckError {
                 total,
                 pool,
                 ..
-            } => reserve(pool, total + needed - free),
+            } => reserve(pool, missing(*needed, *free, *total)),
             Self::NoHugePages { .. } => Remedy::advice(POOL),
             Self::NoNode { .. } => Remedy::advice(NODE),
             Self::HostMemory { .. } => Remedy::advice(LESS),
             Self::Locked { needed, .. } => raise_limit("memlock", *needed),
         }
     }
+}
+
+/// How many pages a pool must have for `needed` of them to be free, of whose `total` now `free` are.
+fn missing(needed: u64, free: u64, total: u64) -> u64 {
+    total.saturating_add(needed.saturating_sub(free))
 }
 
 /// Makes `pages` the size of a pool.

@@ -364,17 +364,21 @@ impl FromStr for VfioOption {
     }
 }
 
-/// A BDF, or a path that ends in one.
+/// A BDF, or a path that ends in one or leads to one, as /sys/class/drm/card0/device does.
 fn device(text: &str) -> Result<Bdf, String> {
     let name = ["host=", "path=", "bdf="]
         .iter()
         .find_map(|prefix| text.strip_prefix(prefix))
         .unwrap_or(text);
-    let name = match Path::new(name).file_name() {
-        Some(last) if name.contains('/') => last.to_string_lossy().into_owned(),
-        _ => name.to_owned(),
-    };
-    name.parse::<Bdf>().map_err(|error| error.to_string())
+    if !name.contains('/') {
+        return name.parse::<Bdf>().map_err(|error| error.to_string());
+    }
+    let end = |path: &Path| path.file_name()?.to_str()?.parse::<Bdf>().ok();
+    let path = Path::new(name);
+    let led = || end(&path.canonicalize().ok()?);
+    end(path)
+        .or_else(led)
+        .ok_or_else(|| format!("{name} does not lead to a PCI device"))
 }
 
 #[cfg(test)]
@@ -447,6 +451,21 @@ mod tests {
             let option: VfioOption = text.parse().unwrap();
             assert_eq!(option.bdf.to_string(), "0000:41:00.0", "{text}");
         }
+    }
+
+    #[test]
+    fn a_path_may_lead_to_a_device_by_links() {
+        let root = tempfile::tempdir().unwrap();
+        let link = root.path().join("device");
+        std::os::unix::fs::symlink("0000:41:00.0", &link).unwrap();
+        let named = |text: String| text.parse::<VfioOption>();
+        let path = link.display();
+        let error = named(format!("{path},p2p=off")).unwrap_err();
+        assert!(error.contains("does not lead to a PCI device"), "{error}");
+        std::fs::create_dir(root.path().join("0000:41:00.0")).unwrap();
+        let option = named(format!("path={path},p2p=off")).unwrap();
+        assert_eq!(option.bdf.to_string(), "0000:41:00.0");
+        assert!(named("/".to_owned()).is_err());
     }
 
     #[test]

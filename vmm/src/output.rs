@@ -19,6 +19,11 @@ pub fn message(text: &str) {
     let _ = Output::new(io::stderr()).write_patiently(text.as_bytes());
 }
 
+/// Writes as much of `text` to standard error as it takes at once; the rest is dropped.
+pub fn at_once(text: &str) {
+    Output::new(io::stderr()).write_at_once(text.as_bytes());
+}
+
 /// Standard error as [`message`] writes to it.
 pub struct Messages;
 
@@ -83,6 +88,16 @@ impl<F: AsFd> Output<F> {
     }
 }
 
+impl<F: AsFd + Send> Output<F> {
+    fn write_at_once(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty()
+            && let Ok(written @ 1..) = self.try_write(bytes)
+        {
+            bytes = bytes.get(written..).unwrap_or_default();
+        }
+    }
+}
+
 impl<F: AsFd> Write for Output<F> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(nix::unistd::write(&self.file, bytes)?)
@@ -141,6 +156,17 @@ pub(crate) mod tests {
         let long = vec![b'x'; 100 * CHUNK + 1];
         Output::new(writer).write_patiently(&long).unwrap();
         assert_eq!(reading.join().unwrap().unwrap(), long.len());
+
+        let (mut reader, writer) = full_pipe();
+        let mut output = Output::new(writer);
+        output.write_at_once(b"x");
+        reader.read_exact(&mut [0; CHUNK]).unwrap();
+        output.write_at_once(&[b'y'; 2 * CHUNK]);
+        drop(output);
+        let mut rest = Vec::new();
+        reader.read_to_end(&mut rest).unwrap();
+        let taken = rest.iter().filter(|byte| **byte != b'.');
+        assert!(taken.clone().all(|byte| *byte == b'y') && taken.count() == CHUNK);
 
         let (_reader, writer) = full_pipe();
         let error = Output::new(writer).write_patiently(b"x").unwrap_err();

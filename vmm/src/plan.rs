@@ -1,6 +1,10 @@
 //! What is decided before a device is opened or memory mapped: functions of the options and of facts
 //! about the host. The boot goes by them, and so do `check` and `--dry-run`.
 
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
 use arch::layout::{self, AddressRange};
 use devices::assign::rom::RomSource;
 use devices::assign::{DeviceOptions, PeerToPeer};
@@ -73,15 +77,18 @@ pub fn rom_source(option: &RomOption) -> Result<RomSource, UsageError> {
     Ok(match option {
         RomOption::Off => RomSource::Off,
         RomOption::On => RomSource::Device,
-        RomOption::File(path) => match std::fs::read(path) {
+        RomOption::File(path) => match read_rom(path) {
             Ok(bytes) if !bytes.is_empty() && bytes.len() <= ROM_MAX => {
                 RomSource::Bytes(bytes.into())
             }
             Ok(bytes) => {
+                let much = match bytes.len() {
+                    0 => "nothing is",
+                    _ => "more than 16 MiB are",
+                };
                 return Err(UsageError(format!(
-                    "{}: {} bytes are no expansion ROM: 1 byte to 16 MiB are",
-                    path.display(),
-                    bytes.len()
+                    "{}: {much} no expansion ROM: 1 byte to 16 MiB can be one",
+                    path.display()
                 )));
             }
             Err(error) => {
@@ -90,6 +97,14 @@ pub fn rom_source(option: &RomOption) -> Result<RomSource, UsageError> {
             }
         },
     })
+}
+
+/// All of the file, or a byte more than there may be: a file need not end (/dev/zero).
+fn read_rom(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let most = ROM_MAX as u64 + 1;
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// The IOMMU backend that the options ask for.

@@ -1,9 +1,11 @@
 //! How far guest RAM is, in one line on standard error that replaces itself.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use devices::assign::ram::Progress;
+
+use crate::output;
 
 /// Work that takes less is not told of.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -33,24 +35,30 @@ impl ProgressLine {
         }
     }
 
-    /// Shows the line when it is time to.
+    /// Shows the line when it is time to. A terminal that takes nothing (Ctrl-S) is not waited for.
     pub fn update(&mut self, now: Progress) {
+        if let Some(text) = self.due(now, Instant::now()) {
+            output::at_once(&format!("\r{text}\x1b[K"));
+        }
+    }
+
+    /// The line, when it is time to show it.
+    fn due(&mut self, now: Progress, time: Instant) -> Option<String> {
         let last = self.shown.map_or(PATIENCE, |_| INTERVAL);
         let since = self.shown.unwrap_or(self.begin);
-        if !self.on || since.elapsed() < last {
-            return;
+        if !self.on || time.duration_since(since) < last {
+            return None;
         }
-        self.shown = Some(Instant::now());
-        let text = line(self.start, now, self.maps, self.begin.elapsed());
-        // Nobody else is left to tell.
-        let _ = write!(io::stderr(), "\r{text}\x1b[K");
+        self.shown = Some(time);
+        let elapsed = time.duration_since(self.begin);
+        Some(line(self.start, now, self.maps, elapsed))
     }
 }
 
 impl Drop for ProgressLine {
     fn drop(&mut self) {
         if self.shown.is_some() {
-            let _ = write!(io::stderr(), "\r\x1b[K");
+            output::at_once("\r\x1b[K");
         }
     }
 }
@@ -104,5 +112,34 @@ mod tests {
         };
         let text = line(start, end, false, Duration::from_secs(2));
         assert_eq!(text, "mini-vmm: guest RAM: 64.0 of 64.0 GiB allocated");
+    }
+
+    #[test]
+    fn nothing_is_said_within_a_second_and_then_twice_in_one() {
+        let some = Progress {
+            populated: GIB,
+            mapped: 0,
+            total: 2 * GIB,
+        };
+        let mut terminal = ProgressLine {
+            on: true,
+            ..ProgressLine::new(Progress::default(), true)
+        };
+        let mut file = ProgressLine {
+            on: false,
+            ..ProgressLine::new(Progress::default(), true)
+        };
+        let begin = terminal.begin;
+        for (after, shown) in [
+            (0, false),
+            (999, false),
+            (1000, true),
+            (1499, false),
+            (1500, true),
+        ] {
+            let time = begin + Duration::from_millis(after);
+            assert_eq!(terminal.due(some, time).is_some(), shown, "{after} ms");
+            assert_eq!(file.due(some, time), None);
+        }
     }
 }

@@ -25,6 +25,24 @@ fn the_exit_code_is_right_when_nobody_reads_the_message() {
     assert_eq!(status.unwrap().code(), Some(2));
 }
 
+#[test]
+fn a_list_that_cannot_be_written_is_not_taken_for_whole() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full");
+    let mut command = mini_vmm();
+    let ended = command
+        .arg("--help")
+        .stdout(full.unwrap())
+        .output()
+        .unwrap();
+    assert_eq!(ended.status.code(), Some(1));
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert!(said.contains("cannot write to standard output"), "{said}");
+    let (reader, writer) = io::pipe().unwrap();
+    drop(reader);
+    let status = mini_vmm().arg("--help").stdout(writer).status();
+    assert_eq!(status.unwrap().code(), Some(0));
+}
+
 /// Whether the process has blocked SIGTERM: from then on only reading it ends the process.
 fn blocks_sigterm(child: &Child) -> bool {
     const BLOCKED: &str = "SigBlk:";

@@ -43,6 +43,8 @@ pub enum ImageProblem {
     Io(io::Error),
     /// It is a directory.
     Directory(&'static str),
+    /// It is a pipe, a socket or a device: its length is not known.
+    NotAFile(&'static str),
     /// It has no bytes.
     Empty(&'static str),
     /// It is something else; the text says what, where that is known.
@@ -63,6 +65,9 @@ impl fmt::Display for ImageProblem {
         match self {
             Self::Io(error) => write!(f, "cannot be read: {error}"),
             Self::Directory(expected) => write!(f, "is a directory; expected {expected}"),
+            Self::NotAFile(expected) => {
+                write!(f, "is a pipe or a device; expected a file with {expected}")
+            }
             Self::Empty(expected) => write!(f, "is empty; expected {expected}"),
             Self::NotAKernel(what) => write!(f, "is {what}; expected {EXPECTED_KERNEL}"),
             Self::Truncated { len, needed } => write!(
@@ -94,6 +99,9 @@ impl InputFile {
         let metadata = file.metadata().map_err(io_failed)?;
         if metadata.is_dir() {
             return Err(failed(ImageProblem::Directory(expected)));
+        }
+        if !metadata.is_file() {
+            return Err(failed(ImageProblem::NotAFile(expected)));
         }
         if metadata.len() == 0 {
             return Err(failed(ImageProblem::Empty(expected)));
@@ -357,6 +365,15 @@ mod tests {
         assert_eq!(
             error.to_string(),
             format!("/: is a directory; expected {EXPECTED_KERNEL}")
+        );
+    }
+
+    #[test]
+    fn what_has_no_length_is_refused() {
+        let error = KernelImage::open(Path::new("/dev/zero")).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("/dev/zero: is a pipe or a device; expected a file with {EXPECTED_KERNEL}")
         );
     }
 

@@ -96,7 +96,9 @@ impl Sysfs {
     fn attribute(&self, bdf: Bdf, name: &str) -> Option<String> {
         let text = fs::read_to_string(self.device_path(bdf).join(name)).ok()?;
         let text = text.trim();
-        (!text.is_empty()).then(|| text.to_owned())
+        // Whatever else this is, it is to be printed.
+        let is_text = !text.contains(|c: char| c.is_control() && c != '\n');
+        (!text.is_empty() && is_text).then(|| text.to_owned())
     }
 
     fn number<T: std::str::FromStr>(&self, bdf: Bdf, name: &str) -> Option<T> {
@@ -239,6 +241,9 @@ fn parse_resource(line: &str) -> Option<HostResource> {
     let mut next = || u64::from_str_radix(numbers.next()?.strip_prefix("0x")?, 16).ok();
     let (start, end, flags) = (next()?, next()?, next()?);
     // A resource that is not there is all zero; one of 1 byte does not exist.
-    let size = if end > start { end - start + 1 } else { 0 };
+    let size = match end > start {
+        true => (end - start).saturating_add(1),
+        false => 0,
+    };
     Some(HostResource { start, size, flags })
 }

@@ -133,14 +133,13 @@ pub fn choose(
                 why,
             })
         }
-        Decision::Type1 { why, lack } => match (Type1::new(devices), lack) {
-            (Ok(backend), _) => Ok(Chosen {
+        Decision::Type1 { why, lack } => match Type1::new(devices) {
+            Ok(backend) => Ok(Chosen {
                 backend: Arc::new(backend),
                 reserved: None,
                 why,
             }),
-            (Err(source), Some(lack)) => Err(neither(lack, source)),
-            (Err(source), None) => Err(source.into()),
+            Err(source) => Err(without_type1(lack, source)),
         },
     }
 }
@@ -156,8 +155,12 @@ fn why_not(lack: &IommufdError) -> &'static str {
     }
 }
 
-/// A host without iommufd is told of type1 only; so is one whose type1 is there and refuses.
-fn neither(iommufd: IommufdError, source: Type1Error) -> IommuError {
+/// Why no backend serves the devices when type1 was decided for and does not, for want of iommufd (`lack`)
+/// or otherwise. A host without iommufd is told of type1 only; so is one whose type1 is there and refuses.
+pub fn without_type1(lack: Option<IommufdError>, source: Type1Error) -> IommuError {
+    let Some(iommufd) = lack else {
+        return source.into();
+    };
     let absent =
         matches!(&iommufd, IommufdError::OpenIommu(e) if e.kind() == io::ErrorKind::NotFound);
     match source {
@@ -207,9 +210,12 @@ mod tests {
     fn both_lacks_are_told_only_where_iommufd_is_there() {
         let no_type1 = || Type1Error::OpenContainer(io::ErrorKind::NotFound.into());
         let absent = IommufdError::OpenIommu(io::Error::from_raw_os_error(libc::ENOENT));
-        assert!(matches!(neither(absent, no_type1()), IommuError::Type1(_)));
+        assert!(matches!(
+            without_type1(Some(absent), no_type1()),
+            IommuError::Type1(_)
+        ));
         let denied = IommufdError::OpenIommu(io::Error::from_raw_os_error(libc::EACCES));
-        let text = neither(denied, no_type1()).to_string();
+        let text = without_type1(Some(denied), no_type1()).to_string();
         assert!(text.contains("chown"), "{text}");
     }
 }

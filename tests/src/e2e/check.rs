@@ -1,7 +1,7 @@
 //! `mini-vmm check` on hosts that are not ready: it says what the boot says, and when its printed
 //! command has been run, it passes and the guest starts.
 
-use crate::e2e::{Outcome, Test, Verdict, errors, gpus, ram};
+use crate::e2e::{Outcome, Test, Verdict, demo, errors, gpus, interrupts, iommufd, ram};
 
 /// Shell functions of these tests.
 const FUNCTIONS: &str = r#"
@@ -28,17 +28,18 @@ rebind() { # device, driver: gives it back
 }
 "#;
 
-/// What an ordinary user does, who may use KVM and nothing else, while root mends.
+/// What an ordinary user does, who may use KVM and nothing else, while root mends. OPTIONS are more of the user's.
 const USER: &str = r#"
 group=$(basename $(readlink /sys/bus/pci/devices/$LAB_BDF_nvme/iommu_group))
 chown 0 /dev/vfio/$group
+[ ! -e /dev/iommu ] || chown 0 /dev/iommu /dev/vfio/devices/*
 chown 1000 /dev/kvm
 chmod 755 $TMPDIR
 install -m 644 $LAB_KERNEL $TMPDIR/kernel
 install -m 644 $LAB_INITRD $TMPDIR/initrd
 mkfifo $TMPDIR/first $TMPDIR/second
 chmod 666 $TMPDIR/first $TMPDIR/second
-options="--vfio $LAB_BDF_nvme --memory 256M"
+options="--vfio $LAB_BDF_nvme --memory 256M $OPTIONS"
 export options
 prlimit --memlock=65536:65536 setpriv --reuid 1000 --regid 1000 --clear-groups bash -c '
     "$LAB_VMM" check $options >$TMPDIR/first
@@ -54,6 +55,34 @@ echo go >$TMPDIR/first
 cat $TMPDIR/second
 wait
 "#;
+
+/// A network card of the host's whose driver has made two virtual functions, and one of them.
+const VIRTUAL_FUNCTION: &str = r#"
+pf=/sys/bus/pci/devices/$LAB_BDF_shared
+echo 0 >$pf/sriov_drivers_autoprobe
+echo 2 >$pf/sriov_numvfs
+vf=$(basename $(readlink $pf/virtfn0))
+echo "PF $LAB_BDF_shared"
+echo "VF $vf"
+echo "BEFORE $($LAB_VMM devices --json)"
+check $vf; boot --vfio $vf; mend; check $vf
+echo "AFTER $($LAB_VMM devices --json)"
+"$LAB_VMM" devices
+guest true --vfio $vf >$TMPDIR/out; cat $TMPDIR/out
+check $LAB_BDF_shared
+echo 0 >$pf/sriov_numvfs"#;
+
+/// What is told of the host's kernel to one device, to two that reach each other, and to two that do not.
+const GENERATIONS: &str = r#"
+echo "RELEASE $(uname -r)"
+generation() { # name, devices
+    local name=$1
+    shift
+    "$LAB_VMM" check "$@" --iommu type1 | sed -n "s/^\(OK\|WARN\) *kernel */$name \1 /p"
+}
+generation ALONE $LAB_BDF_nvme
+generation PEERS $LAB_BDF_nvme $LAB_BDF_ahci
+generation APART $LAB_BDF_nvme,p2p=off $LAB_BDF_ahci,p2p=off"#;
 
 /// The tests of this subject.
 pub fn tests() -> Vec<Test> {
@@ -142,6 +171,27 @@ pub fn tests() -> Vec<Test> {
             },
         ),
         Test::new(
+            "check::an_ordinary_user_of_iommufd",
+            iommufd::machine(),
+            script(&format!("OPTIONS='--iommu iommufd'{USER}")),
+            |outcome| {
+                let failures = failures(outcome);
+                let topics: Vec<&str> = failures.iter().map(|f| f.topic.as_str()).collect();
+                if topics != ["memlock", "access", "access"] {
+                    return Err(format!("the failures are {topics:?}"));
+                }
+                told_alike(outcome, "memlock")?;
+                // One command for each file.
+                outcome.expect("fix: chown 1000 /dev/iommu")?;
+                outcome.expect("fix: chown 1000 /dev/vfio/devices/vfio")?;
+                outcome.expect("MENDED 3")?;
+                outcome.reject("a command failed")?;
+                outcome.expect("backend   iommufd, as asked for: its files may be used")?;
+                outcome.expect("A guest can be started")?;
+                outcome.expect_clean()
+            },
+        ),
+        Test::new(
             "check::a_dry_run_shows_where_everything_will_be",
             ram::config(),
             script(
@@ -210,7 +260,97 @@ fn devices(script: &impl Fn(&str) -> String) -> Vec<Test> {
                 expect_in(&failure.text, &outcome.value("MEMBER")?)
             },
         ),
+        Test::new(
+            "check::a_virtual_function_and_the_card_that_it_is_of",
+            interrupts::sr_iov(),
+            script(VIRTUAL_FUNCTION),
+            virtual_function,
+        ),
+        Test::new(
+            "check::what_the_hosts_kernel_costs",
+            demo::config(),
+            GENERATIONS,
+            generation,
+        ),
     ]
+}
+
+/// The virtual function is told apart from its card, and is assigned like any device; whoever wants the card itself is told
+/// what goes with it.
+fn virtual_function(outcome: &Outcome) -> Verdict {
+    expect_checks(outcome, &["3", "0", "3"])?;
+    let (pf, vf) = (outcome.value("PF")?, outcome.value("VF")?);
+    for (key, state) in [("BEFORE", "unbound"), ("AFTER", "ready")] {
+        let text = outcome.value(key)?;
+        let list: serde_json::Value =
+            serde_json::from_str(&text).map_err(|error| format!("{key}: {error}"))?;
+        let field = |bdf: &str, name: &str| {
+            let mut devices = list.as_array().into_iter().flatten();
+            let device = devices.find(|device| device["bdf"] == bdf);
+            device.map(|device| device[name].clone())
+        };
+        let told = [
+            field(&pf, "state"),
+            field(&pf, "virtual_functions"),
+            field(&vf, "state"),
+            field(&vf, "physical_function"),
+            field(&vf, "virtual_functions"),
+        ];
+        let expected = [
+            "in-use".into(),
+            "2 of 7".into(),
+            state.into(),
+            pf.as_str().into(),
+            serde_json::Value::Null,
+        ];
+        if told != expected.map(Some) {
+            return Err(format!("{key}: {told:?}"));
+        }
+    }
+    outcome.expect("virtual functions 2 of 7")?;
+    outcome.expect(&format!("virtual function of {pf}"))?;
+    let failure = told_alike(outcome, "driver")?;
+    expect_in(&failure.text, &format!("{vf}: it is not bound to vfio-pci"))?;
+    outcome.expect("MENDED 1")?;
+    outcome.reject("a command failed")?;
+    outcome.expect(&format!("{pf}: it is bound to the host driver igb"))?;
+    outcome.expect(&format!("WARN  driver    {pf}: 2 virtual functions"))?;
+    let ends: Vec<&str> = outcome.values("VMM EXIT").collect();
+    match ends.as_slice() {
+        ["3", "0"] => outcome.expect("GUEST EXIT 0"),
+        _ => Err(format!("the exits are {ends:?}")),
+    }
+}
+
+/// Two lines of the user guide's table: with what pages a guest reaches BARs, and what peer-to-peer costs.
+fn generation(outcome: &Outcome) -> Verdict {
+    let release = outcome.value("RELEASE")?;
+    let mut numbers = release.split(['.', '-']).map(str::parse::<u32>);
+    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+        return Err(format!("{release} is no release"));
+    };
+    let name = format!("Linux {major}.{minor}");
+    let pages = match (major, minor) < (6, 12) {
+        true => format!(
+            "OK {name}: the guest reaches BARs through pages of 4 KiB (1 GiB since Linux 6.12)"
+        ),
+        false => format!("OK {name}: BARs are mapped with pages of up to 1 GiB"),
+    };
+    let page_by_page = format!(
+        "WARN {name} maps each 4 KiB page of a BAR on its own for other devices to reach: seconds for each 16 GiB"
+    );
+    let both = [pages.as_str(), page_by_page.as_str()];
+    let (alone, peers) = match (major, minor) < (6, 15) {
+        true => (&both[..1], &both[..]),
+        false => (&both[..1], &both[..1]),
+    };
+    for (key, expected) in [("ALONE", alone), ("PEERS", peers), ("APART", alone)] {
+        let told: Vec<&str> = outcome.values(key).collect();
+        if told != expected {
+            return Err(format!("{key}: {told:?}, not {expected:?}"));
+        }
+    }
+    Ok(())
 }
 
 /// One FAIL of the output.

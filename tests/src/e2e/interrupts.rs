@@ -22,7 +22,7 @@ once nvme nvme"#;
 
 /// A network card with SR-IOV in the one layout in which the emulator gets the BARs of virtual functions right: nothing above
 /// 4 GiB. One card is assigned itself, a virtual function of the other.
-fn sr_iov() -> Config {
+pub(super) fn sr_iov() -> Config {
     Config::default()
         .qemu("-global q35-pcihost.pci-hole64-size=0")
         .qemu("-netdev user,id=n0,net=10.0.2.0/24")

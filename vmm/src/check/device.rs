@@ -72,6 +72,9 @@ fn one(
             _ => "iommu",
         };
         report.fail(topic, Some(bdf), &problem.clone().into());
+        if matches!(problem, PreflightError::HostDriver { .. }) {
+            virtual_functions(report, sysfs, bdf);
+        }
     }
     let host = sysfs.device(bdf)?;
     if problems.is_empty() {
@@ -91,6 +94,16 @@ fn one(
         bars,
         vectors,
     })
+}
+
+/// Whoever takes a card from its driver takes its virtual functions from whom they serve.
+fn virtual_functions(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
+    let enabled = sysfs.virtual_functions(bdf).map_or(0, |vfs| vfs.enabled);
+    if enabled != 0 {
+        let text = format!("{enabled} virtual functions go with its driver");
+        let remedy = "assign one of those instead (`mini-vmm devices` lists them), or end what uses them first";
+        report.device_warn("driver", bdf, &text, Remedy::advice(remedy));
+    }
 }
 
 fn group_members(report: &mut Report, sysfs: &Sysfs, bdf: Bdf, group: u32) {

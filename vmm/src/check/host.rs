@@ -34,12 +34,6 @@ pub fn kernel(report: &mut Report, sysfs: &Sysfs, config: &Config) {
     if version < TRIED {
         let text = format!("{name} is older than 6.1, the oldest kernel that was tried");
         report.warn(TOPIC, text, Remedy::advice("boot a newer kernel"));
-    } else if version < FAST_BARS && plan::has_peers(config) && config.iommu != Iommu::Iommufd {
-        let text = format!(
-            "{name} maps each 4 KiB page of a BAR on its own for other devices to reach: seconds for each 16 GiB"
-        );
-        let remedy = "p2p=off on each --vfio does without; Linux 6.15 maps them in one go";
-        report.warn(TOPIC, text, Remedy::advice(remedy));
     } else if version < HUGE_FAULTS {
         report.ok(
             TOPIC,
@@ -52,6 +46,13 @@ pub fn kernel(report: &mut Report, sysfs: &Sysfs, config: &Config) {
             TOPIC,
             format!("{name}: BARs are mapped with pages of up to 1 GiB"),
         );
+    }
+    if version < FAST_BARS && plan::has_peers(config) && config.iommu != Iommu::Iommufd {
+        let text = format!(
+            "{name} maps each 4 KiB page of a BAR on its own for other devices to reach: seconds for each 16 GiB"
+        );
+        let remedy = "p2p=off on each --vfio does without; Linux 6.15 maps them in one go";
+        report.warn(TOPIC, text, Remedy::advice(remedy));
     }
 }
 

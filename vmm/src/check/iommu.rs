@@ -4,7 +4,7 @@
 use devices::assign::PeerToPeer;
 use devices::assign::ports::IommuBackend;
 use devices::host::Sysfs;
-use devices::iommu::choose::{DMABUF_SINCE, Decision, IommuError, decide};
+use devices::iommu::choose::{DMABUF_SINCE, Decision, IommuError, decide, without_type1};
 use devices::iommu::iommufd;
 use devices::iommu::type1::{self, Type1};
 use devices::pci::address::Bdf;
@@ -68,9 +68,19 @@ pub fn all(
             report.ok("backend", format!("{backend}: its files may be used"));
             iommu.backend = Some(backend);
         }
-        Ok(Decision::Type1 { why, .. }) => {
+        Ok(Decision::Type1 { why, mut lack }) => {
             let backend = format!("type1, {why}");
-            if let Some(usable) = container(report, sysfs, &fit, &backend, attach) {
+            let problems = type1::problems(sysfs, &fit);
+            let usable = match problems.is_empty() {
+                true => container(report, &fit, &backend, attach),
+                false => None,
+            };
+            for problem in problems {
+                let device = problem.device();
+                let error = without_type1(lack.take(), problem);
+                report.fail("access", device, &error.into());
+            }
+            if let Some(usable) = usable {
                 iommu.usable = Some(usable);
                 iommu.asked = true;
             }
@@ -114,22 +124,13 @@ fn firmware_memory(report: &mut Report, sysfs: &Sysfs, bdf: Bdf, group: u32) {
     }
 }
 
-/// Whether type1 takes the groups, and what it then says of its addresses.
+/// Whether type1 takes the groups, whose files may be used, and what it then says of its addresses.
 fn container(
     report: &mut Report,
-    sysfs: &Sysfs,
     groups: &[(Bdf, u32)],
     backend: &str,
     attach: bool,
 ) -> Option<Vec<Range>> {
-    let problems = type1::problems(sysfs, groups);
-    if !problems.is_empty() {
-        for problem in problems {
-            let device = problem.device();
-            report.fail("access", device, &IommuError::from(problem).into());
-        }
-        return None;
-    }
     if !attach {
         report.ok("backend", format!("{backend}: its files may be used"));
         return None;

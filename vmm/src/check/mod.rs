@@ -173,4 +173,6 @@ fn image(report: &mut Report, config: &Config) {
 }
 
 #[cfg(test)]
+mod damage_tests;
+#[cfg(test)]
 mod tests;

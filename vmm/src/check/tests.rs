@@ -15,13 +15,13 @@ fn trees() -> PathBuf {
 }
 
 /// A host as a tree has it, with KVM, unlimited memory to lock, and no IOMMU to attach to.
-struct Lab {
-    root: TempDir,
-    host: Host,
+pub struct Lab {
+    pub root: TempDir,
+    pub host: Host,
 }
 
 impl Lab {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let root = tempfile::tempdir().unwrap();
         let text = tree::read(&trees(), name).unwrap();
         let sysfs = tree::expand(&text, root.path()).unwrap();
@@ -43,7 +43,7 @@ impl Lab {
         Self { root, host }
     }
 
-    fn check(&self, arguments: &[&str]) -> Examination {
+    pub fn check(&self, arguments: &[&str]) -> Examination {
         let command = parse([&["mini-vmm", "check"], arguments].concat()).unwrap();
         let Command::Check(command) = command else {
             panic!("{arguments:?}");
@@ -83,7 +83,7 @@ impl Examination {
         one
     }
 
-    fn failures(&self) -> Vec<&'static str> {
+    pub fn failures(&self) -> Vec<&'static str> {
         let all = self.report.findings.iter();
         let failed = all.filter(|finding| finding.status == Status::Fail);
         failed.map(|finding| finding.topic).collect()
@@ -270,8 +270,11 @@ fn a_virtual_function_is_checked_like_any_other() {
     assert_eq!(sizes, [16 << 10, 16 << 10]);
     let iommu = plan.iommu.as_ref().unwrap();
     assert!(iommu.starts_with("iommufd"), "{iommu}");
-    // The physical one is bound to its driver.
-    assert_eq!(lab.check(&["01:00.0"]).failures(), ["driver"]);
+    // The physical one is bound to its driver, with which they go.
+    let physical = lab.check(&["01:00.0"]);
+    assert_eq!(physical.failures(), ["driver"]);
+    let warning = physical.one(Status::Warn, "driver");
+    assert!(warning.text.contains("2 virtual functions"), "{warning:?}");
 }
 
 #[test]
@@ -282,6 +285,12 @@ fn files_that_are_missing_are_told_with_what_brings_them() {
     let examined = lab.check(&["00:03.0"]);
     let access = examined.one(Status::Fail, "access");
     assert_eq!(access.fix.as_deref(), Some("modprobe vfio-pci"));
+    // With iommufd there and no file of the device's, both are told, as by the boot.
+    lab.write("dev/iommu", "");
+    let neither = lab.check(&["00:03.0"]);
+    let access = neither.one(Status::Fail, "access");
+    assert!(access.text.contains("nor can type1"), "{access:?}");
+    std::fs::remove_file(root.join("dev/iommu")).unwrap();
     let iommufd = lab.check(&["00:03.0", "--iommu", "iommufd"]);
     // Both at once.
     assert_eq!(iommufd.failures(), ["access", "access"]);
@@ -304,8 +313,11 @@ fn an_old_kernel_is_a_warning_only_where_it_costs_something() {
         .as_ref()
         .unwrap();
     assert!(advice.contains("p2p=off"), "{advice}");
-    let alone = lab.check(&both[..1]);
-    assert!(alone.one(Status::Ok, "kernel").text.contains("Linux 6.1:"));
+    for devices in [&both[..1], &both[..]] {
+        let examined = lab.check(devices);
+        let pages = &examined.one(Status::Ok, "kernel").text;
+        assert!(pages.starts_with("Linux 6.1:"), "{pages}");
+    }
 }
 
 #[test]
