@@ -18,7 +18,7 @@ vmm=$1
 root=$TMPDIR/root
 out=$LAB_OUT/bench
 program=/usr/bin/$vmm
-firmware='bios-256k.bin kvmvapic.bin linuxboot_dma.bin'
+firmware='bios-256k.bin kvmvapic.bin linuxboot_dma.bin pvh.bin'
 
 fail() {
     echo "lab: bench: $*" >&2

@@ -3,7 +3,7 @@
 //! Each run is a boot of a deterministic L1, in which resources/lab/bench.sh starts the VMM once; what it leaves in the run's
 //! directory is read here. `cell` says what is measured, `runner` runs it, `sample` makes numbers of a run (`console`, `dma`
 //! and `inside` read its parts), `metric` and `statistics` of several; `results` keeps them, `table`, `chart` and `docs` show
-//! them, `bars` limits them. What the numbers mean is told in docs/performance.md.
+//! them, `bars` limits them and `gate` those of them that `cargo lab test` runs. What the numbers mean is told in docs/performance.md.
 
 mod bars;
 pub mod cell;
@@ -11,6 +11,7 @@ mod chart;
 mod console;
 mod dma;
 mod docs;
+pub mod gate;
 mod inside;
 mod metric;
 mod results;

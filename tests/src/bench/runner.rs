@@ -53,7 +53,8 @@ pub fn measure(
         }
     }
     let versions = Versions {
-        commit: commit()?,
+        // The sources need not come from a repository.
+        commit: commit().unwrap_or_else(|_| "an unknown commit".to_owned()),
         host_kernel: host.release.clone(),
         guest_kernel: guest.release.clone(),
         vmm: version,
@@ -140,10 +141,14 @@ fn body(cell: &Cell, guest: &Bootable) -> String {
         Vmm::Qemu => format!("$(command -v {})", tools::QEMU),
     };
     let path = |path: &Path| job::quote(&path.display().to_string());
+    let kernel = match cell.scenario.setting().unpacked {
+        true => &guest.elf,
+        false => &guest.image,
+    };
     format!(
         "export BENCH_PROGRAM=\"{program}\" BENCH_KERNEL={} BENCH_INITRD={} BENCH_RAM={}M BENCH_IOMMU={} BENCH_BUSYBOX={}\n\
          exec resources/lab/bench.sh {}",
-        path(&guest.image),
+        path(kernel),
         path(&guest.guest_initrd),
         cell.ram_mib,
         cell.iommu,
@@ -225,6 +230,24 @@ mod tests {
         );
         assert!(text.ends_with("exec resources/lab/bench.sh qemu"), "{text}");
         assert!(command::run(Command::new("bash").args(["-n", "-c", &text])).is_ok());
+    }
+
+    #[test]
+    fn the_kernel_is_as_the_scenario_has_it() {
+        let kernel = Bootable {
+            name: "7.3",
+            release: "7.3.4".to_owned(),
+            image: "/image".into(),
+            elf: "/elf".into(),
+            host_initrd: "/h".into(),
+            guest_initrd: "/g".into(),
+        };
+        let of = |scenario| Cell {
+            scenario,
+            ..cell(Vmm::MiniVmm)
+        };
+        assert!(body(&of(Scenario::A), &kernel).contains("BENCH_KERNEL='/image'"));
+        assert!(body(&of(Scenario::E), &kernel).contains("BENCH_KERNEL='/elf'"));
     }
 
     #[test]
