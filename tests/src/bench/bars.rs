@@ -103,6 +103,11 @@ impl Bar {
             .collect()
     }
 
+    /// Whether it limits a time by itself: a test may fail on the ratio of two times only.
+    pub fn limits_one_time(&self) -> bool {
+        self.to.is_none() && self.metric.is_time()
+    }
+
     /// Compares.
     pub fn check(&self, results: &Results) -> Outcome {
         match self.value(results) {
