@@ -21,7 +21,7 @@ out=$LAB_OUT/bench
 program=/usr/bin/$vmm
 tree=${BENCH_TREE%/}
 loader=/lib64/ld-linux-x86-64.so.2
-firmware='bios-256k.bin kvmvapic.bin linuxboot_dma.bin'
+firmware='bios-256k.bin kvmvapic.bin linuxboot_dma.bin pvh.bin'
 
 fail() {
     echo "lab: bench: $*" >&2

@@ -161,7 +161,7 @@ pub struct BenchArgs {
     /// Compare with resources/bench-bars.toml, as far as the scenarios go; exits with 1 when a bar is missed.
     #[arg(long)]
     pub check: bool,
-    /// Put the tables of all results into docs/performance.md.
+    /// Put the tables of all results into docs/performance.md, and their picture into docs/pictures.
     #[arg(long)]
     pub write_docs: bool,
 }

@@ -21,8 +21,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+use bench::gate::{self, Gate};
 use cli::{BenchArgs, Cli, RunArgs, TestArgs};
-use e2e::{Setting, Tally};
+use e2e::{Job, Setting, Tally};
 use error::Error;
 use machine::{Boot, Source, job, terminal};
 
@@ -119,19 +120,31 @@ fn test_command(arguments: &TestArgs) -> Result<u8, Error> {
     }
     // Before anything is built.
     let setting = Setting::new(&arguments.host_kernel, arguments.iommu)?;
+    let wants_bench = match &arguments.filter {
+        Some(filter) => gate::NAME.contains(filter.as_str()),
+        None => true,
+    };
     if arguments.list {
         tests.iter().for_each(|test| println!("{}", test.name));
+        if wants_bench {
+            println!("{}", gate::NAME);
+        }
         return Ok(0);
     }
     let mut tally = Tally::default();
     if !arguments.e2e {
         tally.add(checks::run(arguments.filter.as_deref())?);
     }
-    if !arguments.unit && !tests.is_empty() {
+    if !arguments.unit && (wants_bench || !tests.is_empty()) {
         checks::build()?;
         let tests = setting.apply(tests, &mut tally);
         for _ in 0..arguments.repeat {
-            tally.add(e2e::run(tests.clone(), &setting, arguments.verbose)?);
+            let gate = wants_bench.then(Gate::new);
+            let jobs = gate.iter().flat_map(bench_jobs).collect();
+            tally.add(e2e::run(tests.clone(), jobs, &setting, arguments.verbose)?);
+            if let Some(gate) = gate {
+                tally.add(gate.show()?);
+            }
         }
     }
     println!(
@@ -139,6 +152,17 @@ fn test_command(arguments: &TestArgs) -> Result<u8, Error> {
         tally.passed, tally.failed, tally.skipped
     );
     Ok(u8::from(tally.failed > 0))
+}
+
+/// The runs of the bench's test, each in a machine of its own.
+fn bench_jobs(gate: &Gate) -> Vec<Job<'_>> {
+    let job = |cell| -> Job<'_> {
+        Box::new(move || {
+            gate.measure(&cell);
+            Ok(Tally::default())
+        })
+    };
+    Gate::cells().map(job).into()
 }
 
 /// Passes on what L1 prints.

@@ -32,6 +32,8 @@ pub struct Bar {
     to: Option<Place>,
     /// The limit.
     at_most: f64,
+    /// Of a goal that is not reached: what `cargo lab test` lets it not exceed until it is.
+    until_then: Option<f64>,
 }
 
 /// A cell, by what differs from the usual.
@@ -49,7 +51,8 @@ struct Place {
     iommu: Iommu,
 }
 
-fn usual_ram() -> u64 {
+/// The guest's memory where a bar does not say, in MiB.
+pub fn usual_ram() -> u64 {
     512
 }
 
@@ -79,7 +82,8 @@ fn path() -> PathBuf {
     paths::repository().join("resources/bench-bars.toml")
 }
 
-fn parse(text: &str) -> Result<Vec<Bar>, String> {
+/// Reads bars from TOML; the error says what is wrong.
+pub fn parse(text: &str) -> Result<Vec<Bar>, String> {
     let file: Result<File, _> = toml::from_str(text);
     file.map(|file| file.bar)
         .map_err(|error| error.to_string().trim_end().to_owned())
@@ -101,30 +105,45 @@ impl Bar {
             .collect()
     }
 
+    /// Whether it limits a time by itself: a test may fail on the ratio of two times only.
+    pub fn limits_one_time(&self) -> bool {
+        self.to.is_none() && self.metric.is_time()
+    }
+
     /// Compares.
     pub fn check(&self, results: &Results) -> Outcome {
-        let mut values = Vec::new();
-        for cell in self.cells() {
-            match results.get(&cell) {
-                Some(measured) => values.push(measured.median(self.metric)),
-                None => return Outcome::Unmeasured(format!("{self}: not measured: {cell}")),
-            }
+        match self.value(results) {
+            Ok((value, words)) if value <= self.at_most => Outcome::Met(format!("{self}: {words}")),
+            Ok((_, words)) => Outcome::Missed(format!("{self}: {words}")),
+            Err(words) => Outcome::Unmeasured(format!("{self}: {words}")),
         }
-        let (value, words) = match *values.as_slice() {
-            // A ratio to nothing is met by nothing only.
-            [of, to] if to == 0.0 && of == 0.0 => (0.0, "both are 0".to_owned()),
-            [of, to] => {
-                let (value, of, to) = (of / to, self.metric.show(of), self.metric.show(to));
-                (value, format!("{} ({of} / {to})", ratio(value)))
-            }
-            [value] => (value, self.metric.show(value)),
-            _ => return Outcome::Unmeasured(format!("{self}: not measured")),
+    }
+
+    /// Whether the second limit of a goal is met, and that limit; `None` without one, or without results.
+    pub fn is_within_until_then(&self, results: &Results) -> Option<(bool, f64)> {
+        let (value, _) = self.value(results).ok()?;
+        self.until_then.map(|limit| (value <= limit, limit))
+    }
+
+    /// What is limited, also in words; the error says what was not measured.
+    fn value(&self, results: &Results) -> Result<(f64, String), String> {
+        let median = |place: &Place| {
+            let cell = self.cell(place);
+            let measured = results.get(&cell);
+            let measured = measured.ok_or_else(|| format!("not measured: {cell}"))?;
+            Ok::<_, String>(measured.median(self.metric))
         };
-        if value <= self.at_most {
-            Outcome::Met(format!("{self}: {words}"))
-        } else {
-            Outcome::Missed(format!("{self}: {words}"))
+        let of = median(&self.of)?;
+        let Some(to) = &self.to else {
+            return Ok((of, self.metric.show(of)));
+        };
+        let to = median(to)?;
+        // A ratio to nothing is met by nothing only.
+        if to == 0.0 && of == 0.0 {
+            return Ok((0.0, "both are 0".to_owned()));
         }
+        let (value, of, to) = (of / to, self.metric.show(of), self.metric.show(to));
+        Ok((value, format!("{} ({of} / {to})", ratio(value))))
     }
 
     fn cell(&self, place: &Place) -> Cell {

@@ -59,6 +59,8 @@ pub enum Scenario {
     C,
     /// 8 x 128 GiB, guest 7.3
     D,
+    /// A with the guest's kernel unpacked (ELF, entered by PVH)
+    E,
     /// 8 x 1 GiB, guest 7.3: what C is compared with
     F,
 }
@@ -71,6 +73,8 @@ pub struct Setting {
     pub bar_size: &'static str,
     /// The guest's kernel.
     pub guest: &'static str,
+    /// It is given as ELF, so that the guest does not unpack it; otherwise as bzImage.
+    pub unpacked: bool,
     /// Real seconds that a run may take on a busy machine. A process that ends with BARs mapped pays for each GiB of them,
     /// and QEMU while it runs as well.
     pub limit: u64,
@@ -84,12 +88,14 @@ impl Scenario {
             Self::B => (2, "16G", "6.1", 1800),
             Self::C => (8, "64G", "7.3", 5400),
             Self::D => (8, "128G", "7.3", 7200),
+            Self::E => (4, "16G", "7.3", 1200),
             Self::F => (8, "1G", "7.3", 1200),
         };
         Setting {
             gpus,
             bar_size,
             guest,
+            unpacked: self == Self::E,
             limit,
         }
     }
@@ -104,7 +110,9 @@ impl fmt::Display for Scenario {
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = self.bar_size.trim_end_matches('G');
-        write!(f, "{} x {size} GiB, guest {}", self.gpus, self.guest)
+        let unpacked = if self.unpacked { " as ELF" } else { "" };
+        let Self { gpus, guest, .. } = self;
+        write!(f, "{gpus} x {size} GiB, guest {guest}{unpacked}")
     }
 }
 
@@ -164,6 +172,10 @@ mod tests {
     #[test]
     fn scenarios_are_named_as_in_tables() {
         assert_eq!(Scenario::B.setting().to_string(), "2 x 16 GiB, guest 6.1");
+        assert_eq!(
+            Scenario::E.setting().to_string(),
+            "4 x 16 GiB, guest 7.3 as ELF"
+        );
         assert_eq!(Scenario::from_str("C", false), Ok(Scenario::C));
     }
 }

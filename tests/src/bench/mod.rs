@@ -2,14 +2,17 @@
 //!
 //! Each run is a boot of a deterministic L1, in which resources/lab/bench.sh starts the VMM once; what it leaves in the run's
 //! directory is read here. `cell` says what is measured, `runner` runs it, `sample` makes numbers of a run (`console`, `dma`
-//! and `inside` read its parts), `metric` and `statistics` of several; `results` keeps them, `table`, `interfaces` and `docs`
-//! show them, `bars` limits them. What the numbers mean is told in docs/performance.md.
+//! and `inside` read its parts), `metric` and `statistics` of several; `results` keeps them, `table`, `interfaces`, `chart` and
+//! `docs` show them, `bars` limits them and `gate` those of them that `cargo lab test` runs. What the numbers mean is told in
+//! docs/performance.md.
 
 mod bars;
 pub mod cell;
+mod chart;
 mod console;
 mod dma;
 mod docs;
+pub mod gate;
 mod inside;
 mod interfaces;
 mod metric;
@@ -49,8 +52,15 @@ pub fn run(arguments: &BenchArgs) -> Result<bool, Error> {
     let chosen: Vec<&Measured> = cells.iter().filter_map(|cell| results.get(cell)).collect();
     show(&results, &chosen);
     println!("All results: {}", path.display());
+    println!(
+        "As a picture: {}",
+        chart::write(&chosen, chart::path())?.display()
+    );
     if arguments.write_docs {
         println!("Written: {}", docs::write(&results)?.display());
+        let all: Vec<&Measured> = results.cells().iter().collect();
+        let picture = chart::write(&all, chart::docs_path())?;
+        println!("Written: {}", picture.display());
     }
     if arguments.check {
         return check(&results, &arguments.scenario);

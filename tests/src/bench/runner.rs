@@ -54,7 +54,8 @@ pub fn measure(
         }
     }
     let versions = Versions {
-        commit: commit()?,
+        // The sources need not come from a repository.
+        commit: commit().unwrap_or_else(|_| "an unknown commit".to_owned()),
         host_kernel: host.release.clone(),
         guest_kernel: guest.release.clone(),
         vmm: version,
@@ -160,13 +161,17 @@ fn machine(cell: &Cell, timeout: Option<u64>) -> MachineArgs {
 
 fn body(cell: &Cell, program: &Program, guest: &Bootable) -> String {
     let path = |path: &Path| job::quote(&path.display().to_string());
+    let kernel = match cell.scenario.setting().unpacked {
+        true => &guest.elf,
+        false => &guest.image,
+    };
     format!(
         "export BENCH_PROGRAM=\"{}\" BENCH_TREE={} \\\n    \
              BENCH_KERNEL={} BENCH_INITRD={} BENCH_RAM={}M BENCH_IOMMU={} BENCH_BUSYBOX={}\n\
          exec resources/lab/bench.sh {}",
         program.path,
         path(&program.tree),
-        path(&guest.image),
+        path(kernel),
         path(&guest.guest_initrd),
         cell.ram_mib,
         cell.iommu,
@@ -232,27 +237,44 @@ mod tests {
         assert!(differ(&[sample(1000), sample(1021)]));
     }
 
-    #[test]
-    fn the_body_is_shell_and_names_all() {
-        let kernel = Bootable {
+    fn kernel() -> Bootable {
+        Bootable {
             name: "7.3",
             release: "7.3.4".to_owned(),
             image: "/k e".into(),
-            elf: "/e".into(),
+            elf: "/elf".into(),
             host_initrd: "/h".into(),
             guest_initrd: "/g".into(),
-        };
-        let program = Program {
+        }
+    }
+
+    fn program() -> Program {
+        Program {
             tree: "/tree".into(),
             path: "/usr/bin/qemu".to_owned(),
-        };
-        let text = body(&cell(Vmm::Qemu), &program, &kernel);
+        }
+    }
+
+    #[test]
+    fn the_body_is_shell_and_names_all() {
+        let text = body(&cell(Vmm::Qemu), &program(), &kernel());
         assert!(text.contains("BENCH_PROGRAM=\"/usr/bin/qemu\" BENCH_TREE='/tree'"));
         assert!(
             text.contains("BENCH_KERNEL='/k e' BENCH_INITRD='/g' BENCH_RAM=512M BENCH_IOMMU=type1")
         );
         assert!(text.ends_with("exec resources/lab/bench.sh qemu"), "{text}");
         assert!(command::run(Command::new("bash").args(["-n", "-c", &text])).is_ok());
+    }
+
+    #[test]
+    fn the_kernel_is_as_the_scenario_has_it() {
+        let of = |scenario| Cell {
+            scenario,
+            ..cell(Vmm::MiniVmm)
+        };
+        let body = |scenario| body(&of(scenario), &program(), &kernel());
+        assert!(body(Scenario::A).contains("BENCH_KERNEL='/k e'"));
+        assert!(body(Scenario::E).contains("BENCH_KERNEL='/elf'"));
     }
 
     #[test]

@@ -6,7 +6,9 @@ use super::bars::ratio;
 use super::cell::{Cell, Vmm};
 use super::metric::Metric;
 use super::results::{Measured, Results};
+use super::sample::Sample;
 use super::statistics;
+use crate::machine::size;
 use crate::outside::Calls;
 
 /// Columns of the main table after those that name the cell.
@@ -20,6 +22,7 @@ const COLUMNS: [(&str, Metric); 6] = [
 ];
 /// Ioctls that take less are not shown one by one.
 const SMALL_NS: f64 = 100_000.0;
+const GIB: f64 = (1u64 << 30) as f64;
 /// Runs a vCPU.
 const KVM_RUN: &str = "KVM_RUN";
 
@@ -140,6 +143,50 @@ pub fn ratios(results: &Results, measured: &[&Measured]) -> Table {
     table
 }
 
+/// What a GiB of BAR costs mini-vmm on each host, in milliseconds: to map it, which is done once, and at the end of the process. (The
+/// time of RAM's mapping tells little: a thread of low priority makes it, beside the guest.)
+pub fn mappings(measured: &[&Measured]) -> Table {
+    let headings = [
+        "scenario",
+        "host",
+        "IOMMU",
+        "RAM",
+        "mapped, a GiB",
+        "off to exit, a GiB",
+        "in use 0x42",
+    ];
+    let mut table = Table::new(&headings, 4);
+    for row in measured.iter().filter(|row| row.cell.vmm == Vmm::MiniVmm) {
+        let cell = &row.cell;
+        let setting = cell.scenario.setting();
+        let bars = size::parse("--bar-size", setting.bar_size).unwrap_or_default();
+        let bars = (u64::from(setting.gpus) * bars) as f64 / GIB;
+        let median = |nanoseconds: fn(&Sample) -> u64| {
+            let values: Vec<f64> = row.runs.iter().map(|run| nanoseconds(run) as f64).collect();
+            statistics::median(&values) / 1e6
+        };
+        table.rows.push(vec![
+            cell.scenario.to_string(),
+            cell.host_kernel.clone(),
+            cell.iommu.to_string(),
+            format!("{} MiB", cell.ram_mib),
+            significant(median(|run| run.dma.bar_map.ns) / bars),
+            significant(median(|run| run.exit_ns.saturating_sub(run.power_off_ns)) / bars),
+            number(Metric::InUseMs, row.median(Metric::InUseMs)),
+        ]);
+    }
+    table
+}
+
+/// A number of any size with three digits that mean something.
+fn significant(value: f64) -> String {
+    if value <= 0.0 {
+        return "0".to_owned();
+    }
+    let digits = (2.0 - value.log10().floor()).max(0.0) as usize;
+    format!("{value:.digits$}")
+}
+
 /// The ioctls of a cell by class: of each the number of calls, and milliseconds, until the guest is off and after.
 pub fn ioctls(measured: &Measured) -> Table {
     let headings = ["ioctl", "calls", "ms", "calls after", "ms after"];
@@ -257,6 +304,17 @@ mod tests {
         let table = ratios(&results, &results.cells().iter().collect::<Vec<_>>());
         assert_eq!(table.rows.len(), 1);
         assert!(table.plain().contains("0.200"), "{}", table.plain());
+    }
+
+    #[test]
+    fn bars_are_told_by_the_gib_and_of_mini_vmm_only() {
+        let results = results();
+        let table = mappings(&results.cells().iter().collect::<Vec<_>>());
+        assert_eq!(table.rows.len(), 1);
+        // 0.25 ms for 64 GiB of BARs; 990 ms from the guest's end to the process's.
+        assert_eq!(table.rows[0][4..6], ["0.00391", "15.5"]);
+        assert_eq!(significant(1234.5), "1234");
+        assert_eq!(significant(0.0), "0");
     }
 
     #[test]

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 pub use config::Config;
 pub use outcome::Outcome;
-pub use runner::{Tally, run, single};
+pub use runner::{Job, Tally, run, single};
 pub use setting::Setting;
 
 /// What a check returns: nothing, or what is wrong in one sentence.

@@ -42,19 +42,31 @@ impl Tally {
     }
 }
 
-/// Runs tests, those with equal machines in one boot, and prints how each ended. Two machines run at once, unless all that is
-/// printed is to be seen.
-pub fn run(tests: Vec<Test>, setting: &Setting, verbose: bool) -> Result<Tally, Error> {
-    let groups = Mutex::new(groups(tests).into_iter());
+/// Something that takes a machine of its own and is no [`Test`].
+pub type Job<'a> = Box<dyn FnOnce() -> Result<Tally, Error> + Send + 'a>;
+
+/// Runs tests, those with equal machines in one boot, and prints how each ended; before them `jobs`. Two machines run at once,
+/// unless all that is printed is to be seen.
+pub fn run(
+    tests: Vec<Test>,
+    jobs: Vec<Job>,
+    setting: &Setting,
+    verbose: bool,
+) -> Result<Tally, Error> {
+    let groups = groups(tests).into_iter().map(|group| {
+        let job = move || run_group(&group, setting, verbose);
+        Box::new(job) as Job
+    });
+    let all = Mutex::new(jobs.into_iter().chain(groups));
     let workers = if verbose { 1 } else { MACHINES };
     let work = || -> Result<Tally, Error> {
         let mut tally = Tally::default();
         loop {
-            let next = lock(&groups).next();
-            let Some(group) = next else {
+            let next = lock(&all).next();
+            let Some(job) = next else {
                 return Ok(tally);
             };
-            tally.add(run_group(&group, setting, verbose)?);
+            tally.add(job()?);
         }
     };
     let results: Vec<_> = thread::scope(|scope| {

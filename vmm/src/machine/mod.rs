@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arch::acpi::{self, AcpiConfig};
-use arch::boot::{self, BootSource, Entry};
+use arch::boot::{self, BootSource, Entry, KernelImage};
 use arch::cpuid::{self, CpuidConfig};
 use arch::layout::{self, AddressRange};
 use devices::assign::ports::MemSlots;
@@ -84,6 +84,7 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         facts.ram_bytes = config.memory.size.0;
         facts.reserved_pages = config.memory.huge_pages.is_some();
         facts.small_pages = small_pages;
+        facts.packed_kernel = matches!(source.kernel, KernelImage::BzImage(_));
     });
     let limit = 1 << guest_phys_bits;
     let ram_layout = lay_out_ram(config, backing, &holes, limit)?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::report::milliseconds;
-use super::{FIRST_INSTRUCTION, Record, Subject};
+use super::{FIRST_CONFIG_ACCESS, FIRST_INSTRUCTION, Record, Subject};
 
 const GIB: u64 = 1 << 30;
 /// Linux maps a BAR for DMA by huge pages since this version (drivers/vfio/vfio_iommu_type1.c,
@@ -29,6 +29,8 @@ pub struct Facts {
     pub reserved_pages: bool,
     /// The kernel gives guest RAM no huge pages.
     pub small_pages: bool,
+    /// The guest's kernel is one that unpacks itself.
+    pub packed_kernel: bool,
 }
 
 /// The version of the kernel that runs.
@@ -44,7 +46,7 @@ fn parse_release(release: &str) -> Option<(u32, u32)> {
 
 /// Sentences, the most worthwhile first; none when nothing is known that would help.
 pub fn advice(record: &Record) -> Vec<String> {
-    let rules = [bars, bars_at_exit, pages, devices, kernel];
+    let rules = [bars, unpacking, bars_at_exit, pages, devices, kernel];
     rules.iter().filter_map(|rule| rule(record)).collect()
 }
 
@@ -63,6 +65,19 @@ fn bars(record: &Record) -> Option<String> {
         FAST_BAR_MAPS.0,
         FAST_BAR_MAPS.1,
     ))
+}
+
+fn unpacking(record: &Record) -> Option<String> {
+    let first = record.moment(FIRST_INSTRUCTION)?;
+    let unpacked = record.moment(FIRST_CONFIG_ACCESS)?;
+    record.facts.packed_kernel.then(|| {
+        format!(
+            "The guest unpacked its kernel (a bzImage), in up to {}. The same kernel unpacked (vmlinux, which \
+             scripts/extract-vmlinux of the kernel's sources makes of it) starts without, at a fixed address \
+             (no KASLR).",
+            time(unpacked.saturating_sub(first))
+        )
+    })
 }
 
 fn bars_at_exit(record: &Record) -> Option<String> {
@@ -203,6 +218,20 @@ mod tests {
         assert!(advice(&recorded(large.clone()))[0].contains("hugepages=1G"));
         large.reserved_pages = true;
         assert_eq!(advice(&recorded(large)), [""; 0]);
+    }
+
+    #[test]
+    fn a_kernel_that_unpacks_itself_is_told_of() {
+        let profile = Profile::start();
+        profile.mark(FIRST_INSTRUCTION);
+        let mut record = profile.snapshot();
+        record.facts.packed_kernel = true;
+        assert_eq!(advice(&record), [""; 0], "it is not known how long it took");
+        profile.mark(FIRST_CONFIG_ACCESS);
+        let mut record = profile.snapshot();
+        assert_eq!(advice(&record), [""; 0]);
+        record.facts.packed_kernel = true;
+        assert!(advice(&record)[0].contains("vmlinux"));
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub use pci::{ProfiledExits, ProfiledFunction};
 const MAIN_THREAD: &str = "main";
 /// When the guest begins.
 const FIRST_INSTRUCTION: &str = "first guest instruction";
+/// The moment in which the guest's kernel looks for PCI devices: it is unpacked by then.
+const FIRST_CONFIG_ACCESS: &str = "guest: first PCI config access";
 /// Calls of which each is kept; a running guest may cause any number.
 const CALLS_KEPT: usize = 4096;
 
@@ -320,7 +322,7 @@ impl Profile {
 
     fn first_config_access(&self) {
         if !self.seen_config.swap(true, Ordering::Relaxed) {
-            self.mark("guest: first PCI config access");
+            self.mark(FIRST_CONFIG_ACCESS);
         }
     }
 
