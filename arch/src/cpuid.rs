@@ -25,6 +25,8 @@ const FEATURE_ECX_TSC_DEADLINE: u32 = 1 << 24;
 const FEATURE_ECX_HYPERVISOR: u32 = 1 << 31;
 const FEATURE_EDX_HTT: u32 = 1 << 28;
 const EXTENDED_ECX_CMP_LEGACY: u32 = 1 << 1;
+/// KVM_FEATURE_PV_EOI (Documentation/virt/kvm/x86/cpuid.rst): an end of interrupt that does not leave the guest.
+const KVM_EAX_PV_EOI: u32 = 1 << 6;
 /// KVM_FEATURE_MSI_EXT_DEST_ID (Documentation/virt/kvm/x86/cpuid.rst): 15-bit APIC ids in MSIs.
 const KVM_EAX_MSI_EXT_DEST_ID: u32 = 1 << 15;
 
@@ -44,6 +46,8 @@ pub struct CpuidConfig {
     pub guest_phys_bits: u8,
     /// KVM offers the TSC deadline timer (KVM_CAP_TSC_DEADLINE_TIMER).
     pub tsc_deadline: bool,
+    /// Tell the guest of KVM_FEATURE_PV_EOI, where KVM has it.
+    pub pv_eoi: bool,
 }
 
 /// Address widths that KVM reports: physical bits, and how many of them the host can map for a
@@ -130,6 +134,9 @@ fn adjust(entry: &mut kvm_cpuid_entry2, config: &CpuidConfig, amd: bool) {
         leaf::KVM_FEATURES => {
             // Every APIC id fits into the 8 bits of a plain message.
             set(&mut entry.eax, KVM_EAX_MSI_EXT_DEST_ID, false);
+            if !config.pv_eoi {
+                set(&mut entry.eax, KVM_EAX_PV_EOI, false);
+            }
         }
         leaf::EXTENDED_FEATURES if cpus == 1 => entry.ecx &= !EXTENDED_ECX_CMP_LEGACY,
         leaf::ADDRESS_SIZES => address_sizes(entry, config, amd),
@@ -219,6 +226,7 @@ mod tests {
             phys_bits: 46,
             guest_phys_bits: 46,
             tsc_deadline: true,
+            pv_eoi: true,
         }
     }
 
@@ -315,5 +323,18 @@ mod tests {
         assert_ne!(features.ecx & FEATURE_ECX_TSC_DEADLINE, 0);
         let kvm = find(&entries, 0x4000_0001, 0);
         assert_eq!(kvm.eax & KVM_EAX_MSI_EXT_DEST_ID, 0);
+    }
+
+    #[test]
+    fn an_end_of_interrupt_without_exit_is_told_unless_it_is_not_wanted() {
+        let told = |config| find(&common(&host(), &config), 0x4000_0001, 0).eax & KVM_EAX_PV_EOI;
+        assert_ne!(told(config(1)), 0);
+        assert_eq!(
+            told(CpuidConfig {
+                pv_eoi: false,
+                ..config(1)
+            }),
+            0
+        );
     }
 }

@@ -15,7 +15,7 @@ guest() {
     local run=$1
     shift
     monitor --kernel "${GUEST_KERNEL:-$LAB_KERNEL}" --initrd "${GUEST_INITRD:-$LAB_INITRD}" \
-        --memory "${GUEST_MEMORY:-512M}" --cpus "${GUEST_CPUS:-1}" \
+        --memory "${GUEST_MEMORY:-512M}" --cpus "${GUEST_CPUS:-1}" --test-no-pv-eoi \
         --cmdline "$LAB_CMDLINE $GUEST_APPEND${run:+ RUN=\"$run\"}" "$@"
     echo "VMM EXIT $?"
 }

@@ -115,8 +115,8 @@ pub enum Error {
         /// The directory with the logs.
         log: PathBuf,
     },
-    /// The only CPU of a deterministic machine spins for ever.
-    #[error("{what}: the deterministic machine hangs, see registers and console in {}", log.display())]
+    /// A CPU of the machine spins for ever.
+    #[error("{what}: an emulated CPU spins with interrupts off (docs/lab.md), see registers and console in {}", log.display())]
     Hung {
         /// What was run.
         what: String,

@@ -115,6 +115,11 @@ pub struct Config {
     #[arg(long, value_name = "SECONDS", hide = true, default_value = "0")]
     pub test_hold_dma_gate: u64,
 
+    /// Guests end each interrupt with an exit: for hosts whose emulated CPU delivers an interrupt
+    /// a second time otherwise (docs/lab.md)
+    #[arg(long, hide = true)]
+    pub test_no_pv_eoi: bool,
+
     /// Size of the 64-bit MMIO window instead of what the devices need
     #[arg(help_heading = group::DEVICES, long, value_name = "SIZE")]
     pub mmio64_size: Option<Size>,

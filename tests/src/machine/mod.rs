@@ -29,7 +29,7 @@ use crate::setup::{Bootable, tools};
 
 /// Lines of a log that an error repeats.
 const LOG_TAIL: usize = 15;
-/// How often a deterministic run that hangs is started again.
+/// How often a run that hangs is started again where nobody has seen its output.
 const RETRIES: u32 = 2;
 
 /// One boot of L1.
@@ -197,15 +197,12 @@ impl Attendant<'_> {
         let mut open = READERS;
         while open > 0 {
             let now = Instant::now();
-            if self.boot.machine.deterministic && now >= look {
+            if now >= look && !self.boot.interactive {
                 self.look()?;
                 look = Instant::now() + hang::INTERVAL;
             }
-            let mut left = deadline.saturating_duration_since(now);
-            if self.boot.machine.deterministic {
-                left = left.min(hang::INTERVAL);
-            }
-            match events.recv_timeout(left) {
+            let left = deadline.saturating_duration_since(now);
+            match events.recv_timeout(left.min(hang::INTERVAL)) {
                 Ok(Event::Closed) => open -= 1,
                 Ok(Event::Bytes(Source::Console, bytes)) => {
                     console
@@ -225,7 +222,7 @@ impl Attendant<'_> {
         Ok(())
     }
 
-    /// Looks at the CPU of a deterministic machine.
+    /// Looks at the CPUs.
     fn look(&mut self) -> Result<(), Error> {
         let Ok(registers) = self.monitor().and_then(Monitor::registers) else {
             // QEMU ends, which its channels tell.

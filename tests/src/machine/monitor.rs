@@ -44,11 +44,11 @@ impl Monitor {
         Ok(found)
     }
 
-    /// The registers of the first CPU, as `info registers` prints them.
+    /// The registers of all CPUs, as `info registers -a` prints them.
     pub fn registers(&mut self) -> Result<String, Error> {
         let answer = self.ask(&json!({
             "execute": "human-monitor-command",
-            "arguments": {"command-line": "info registers"}
+            "arguments": {"command-line": "info registers -a"}
         }))?;
         Ok(answer.as_str().unwrap_or_default().to_owned())
     }

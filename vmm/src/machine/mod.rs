@@ -135,6 +135,7 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
             phys_bits,
             guest_phys_bits,
             tsc_deadline: host.tsc_deadline,
+            pv_eoi: !config.test_no_pv_eoi,
         };
         create_vcpus(&vm, &host, &cpuid, &entry)?
     };
