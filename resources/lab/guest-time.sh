@@ -56,6 +56,10 @@ awk '
         for (reason in exits)
             printf "%9.2f  out of the guest, %d times: %s\n", outside[reason] * 1000, exits[reason], reason
     }' file="$TMPDIR/stretches" $trace/trace
+if ! grep -qaF "$(uname -r)" "$TMPDIR/kernel"; then
+    echo "The guest's kernel is not the host's: its functions have no names here."
+    exit
+fi
 awk '$2 ~ /[tT]/ && NF == 3 { print $1, 0, $3 }' /proc/kallsyms | LC_ALL=C sort - "$TMPDIR/stretches" |
     awk '$2 == 0 { name = $3 } $2 == 1 { spent[name] += $3 } END { for (name in spent) printf "%9.2f  %s\n", spent[name], name }' |
     sort -rn | head -n $shown
