@@ -19,6 +19,8 @@ const IOMMU_IOAS_MAP_FILE: u32 = 0x3b8f;
 const GIB: u64 = 1 << 30;
 /// Below 4 GiB no VMM puts RAM from here on; what is higher than the IOAPIC's page is firmware.
 const BARS_BELOW_4G: std::ops::Range<u64> = 3 * GIB..0xfec0_0000;
+/// So much RAM, or all that there is, lies below 4 GiB with every VMM.
+const LOW_RAM: u64 = 2 * GIB;
 
 /// Mappings before the guest was off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,7 +104,7 @@ impl Dma {
 }
 
 fn is_bar(iova: u64, ram: u64) -> bool {
-    BARS_BELOW_4G.contains(&iova) || iova >= 4 * GIB + ram
+    BARS_BELOW_4G.contains(&iova) || iova >= 4 * GIB + ram.saturating_sub(LOW_RAM)
 }
 
 fn decode(format: &Format, record: &[u8]) -> Option<Traced> {
@@ -154,6 +156,13 @@ mod tests {
         assert_eq!(dma.bar_unmap, calls(1, 7, 7));
         assert_eq!(dma.ram_map, calls(2, 11, 10));
         assert_eq!(dma.ram_unmap, calls(0, 0, 0));
+    }
+
+    #[test]
+    fn a_bar_may_lie_right_above_4_gib_where_ram_does_not_reach() {
+        assert!(is_bar(4 * GIB, 512 << 20));
+        assert!(!is_bar(4 * GIB, 4 * GIB));
+        assert!(is_bar(6 * GIB, 4 * GIB));
     }
 
     #[test]
