@@ -39,6 +39,22 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
+/// Guests that wait for the gate before their first instruction until they are ended, with a terminal and without one.
+const TERMINAL: &str = r#"
+mkfifo $TMPDIR/silent
+exec 4<>$TMPDIR/silent
+waits="timeout --foreground 10 $LAB_VMM --kernel $LAB_KERNEL --memory 512M --prefault on --test-hold-dma-gate 3600"
+on_terminal() { # options
+    script -qec "$waits $*" $TMPDIR/typescript <&4 >/dev/null
+    tr '\r\033' '\n ' <$TMPDIR/typescript | grep -a -m1 'GiB allocated'
+}
+echo "ALONE $(on_terminal)"
+echo "DEVICES $(on_terminal --vfio $LAB_BDF_nvme)"
+$waits --boot-profile table 2>$TMPDIR/said <&4
+echo "WAITED $(grep -c 'wait for guest RAM' $TMPDIR/said)"
+echo "REDIRECTED $(grep -c 'GiB allocated' $TMPDIR/said)"
+"#;
+
 fn mapping() -> Vec<Test> {
     vec![
         Test::new(
@@ -104,6 +120,23 @@ fn mapping() -> Vec<Test> {
              sleep 5
              kill $(pgrep -x $(basename $LAB_VMM)); wait; cat $TMPDIR/out",
             |outcome| outcome.expect_vmm("143"),
+        ),
+        Test::new(
+            "ram::a_wait_of_more_than_a_second_is_told_on_a_terminal_alone",
+            config(),
+            TERMINAL,
+            |outcome| {
+                outcome.reject("panicked")?;
+                for (key, end) in [("ALONE", " of 0.5 GiB allocated"), ("DEVICES", " mapped for DMA")] {
+                    let line = outcome.value(key)?;
+                    if !line.contains("mini-vmm: guest RAM: 0.") || !line.contains(end) {
+                        return Err(format!("{key}: on the terminal: {line:?}"));
+                    }
+                }
+                // The profile names it, and nothing else does.
+                outcome.expect_number("WAITED", 1..=9)?;
+                outcome.expect_number("REDIRECTED", 0..=0)
+            },
         ),
         Test::new(
             "ram::prefault_populates_before_the_first_instruction",
