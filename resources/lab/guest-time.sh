@@ -58,7 +58,7 @@ awk '
     }' file="$TMPDIR/stretches" $trace/trace
 if ! grep -qaF "$(uname -r)" "$TMPDIR/kernel"; then
     echo "The guest's kernel is not the host's: its functions have no names here."
-    exit
+    exit 0
 fi
 awk '$2 ~ /[tT]/ && NF == 3 { print $1, 0, $3 }' /proc/kallsyms | LC_ALL=C sort - "$TMPDIR/stretches" |
     awk '$2 == 0 { name = $3 } $2 == 1 { spent[name] += $3 } END { for (name in spent) printf "%9.2f  %s\n", spent[name], name }' |
