@@ -362,6 +362,12 @@ impl AssignedFunction {
         } else {
             irq.reset();
             config.reset();
+            // Should it not be reset after all: the guest takes it for quiet.
+            let decoders = config.decoders();
+            let quiet = forward_command(self.core.device.as_ref(), decoders, Command::empty());
+            if let Err(error) = quiet {
+                self.complain("turn its bus mastering off", &error);
+            }
             registers.wanted_reset = Some(why);
         }
         self.keep_status(registers);
