@@ -20,6 +20,7 @@ use crate::pci::address::Bdf;
 use crate::pci::bar::BarInfo;
 use crate::pci::spec::BAR_COUNT;
 use crate::range::Range;
+use crate::rate::RateLimit;
 use crate::sys::HostRange;
 
 /// A BAR as the engine takes it over at boot.
@@ -197,6 +198,7 @@ pub struct BarEngine {
     pub(super) mappings: Vec<Vec<HostRange>>,
     slots: Arc<dyn MemSlots>,
     pub(super) iommu: Arc<dyn IommuBackend>,
+    limit: RateLimit,
 }
 
 impl BarEngine {
@@ -226,6 +228,7 @@ impl BarEngine {
             mappings: mappings.collect(),
             slots,
             iommu,
+            limit: RateLimit::default(),
         }
     }
 
@@ -253,15 +256,16 @@ impl BarEngine {
         let cheap_unmap = self.iommu.nature().cheap_unmap;
         let wanted = answers(&memory.bars, &memory.windows);
         let mut ops = plan(&memory.bars, &wanted, cheap_unmap);
-        if state.mapping_peers {
-            ops.retain(|op| !op.is_iommu());
-        }
+        let mapping_peers = state.mapping_peers;
+        let is_ours = |op: &Op| !(mapping_peers && op.is_iommu());
+        ops.retain(is_ours);
         *self.memory_map.write() = memory.decoded();
         let result = self.apply(memory, &ops, &mut state.clock);
         if result.is_err() {
             for (bar, old) in memory.bars.iter_mut().zip(before) {
                 (bar.programmed, bar.decode, bar.since) = old;
             }
+            self.repair(memory, is_ours, &mut state.clock);
             *self.memory_map.write() = memory.decoded();
             return result;
         }
@@ -326,10 +330,27 @@ impl BarEngine {
     fn take_back(&self, memory: &mut Space, undo: Vec<Op>, clock: &mut u64) {
         for op in undo.into_iter().rev() {
             if let Err(error) = self.perform(memory, op, clock) {
-                // What could not be restored traps (slot) or faults (mapping): slow or refused,
-                // never misdirected.
-                tracing::error!("while undoing a change: {error}: {}", error.source.source);
+                self.complain(&error);
             }
+        }
+    }
+
+    /// After a change that failed: what could not be taken back at first is tried once more, in the
+    /// order that brings everything to where it was. Else a slot might lie where another BAR answers.
+    fn repair(&self, memory: &mut Space, is_wanted: impl Fn(&Op) -> bool, clock: &mut u64) {
+        let wanted = answers(&memory.bars, &memory.windows);
+        let ops = plan(&memory.bars, &wanted, self.iommu.nature().cheap_unmap);
+        for op in ops.into_iter().filter(is_wanted) {
+            // What cannot be restored now either traps (slot) or faults (mapping).
+            if let Err(error) = self.perform(memory, op, clock) {
+                self.complain(&error);
+            }
+        }
+    }
+
+    fn complain(&self, error: &CommitError) {
+        if self.limit.allow() {
+            tracing::error!("while undoing a change: {error}: {}", error.source.source);
         }
     }
 

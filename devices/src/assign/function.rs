@@ -267,11 +267,7 @@ impl AssignedFunction {
         let command = registers.config.command();
         // The bit that a driver changes most often; INTx is disabled by disarming it.
         if before.symmetric_difference(command) != Command::INTX_DISABLE {
-            let decoders = registers.config.decoders();
-            let allowed = self.allowed(command);
-            if let Err(error) = forward_command(self.core.device.as_ref(), decoders, allowed) {
-                self.complain("pass COMMAND on to it", &error);
-            }
+            self.forward(registers);
         }
         let active = command.intersects(Command::MEMORY | Command::IO | Command::MASTER);
         let allowed = active && !command.contains(Command::INTX_DISABLE);
@@ -281,13 +277,25 @@ impl AssignedFunction {
         }
     }
 
-    /// What of the guest's COMMAND may reach the device. Asked at every write that keeps the bus
-    /// master on, so that none gets past a closed gate.
-    fn allowed(&self, command: Command) -> Command {
-        if command.contains(Command::MASTER) && self.gate.pass().is_err() {
-            return command.difference(Command::MASTER);
+    /// Passes on what of the guest's COMMAND may reach the device.
+    fn forward(&self, registers: &Registers) {
+        let decoders = registers.config.decoders();
+        let allowed = self.allowed(&registers.config);
+        if let Err(error) = forward_command(self.core.device.as_ref(), decoders, allowed) {
+            self.complain("pass COMMAND on to it", &error);
         }
-        command
+    }
+
+    /// What of the guest's COMMAND may reach the device. Asked at every write that keeps the bus
+    /// master on, so that none gets past a closed gate. A sleeping function does not master the bus
+    /// (PCI PM 1.2, 5.4.1).
+    fn allowed(&self, config: &ConfigSpace) -> Command {
+        let command = config.command();
+        let masters = command.contains(Command::MASTER) && config.is_awake();
+        match masters && self.gate.pass().is_ok() {
+            true => command,
+            false => command.difference(Command::MASTER),
+        }
     }
 
     /// Also when nothing has changed: what could not be followed before may be possible now.
@@ -325,8 +333,8 @@ impl AssignedFunction {
         registers.config.write_shadow(aligned, &raw);
     }
 
-    /// The power state stays in the shadow, the device in D0. Asleep, the BARs are not decoded;
-    /// waking up resets the function unless it keeps its state.
+    /// The power state stays in the shadow, the device in D0. Asleep, the BARs are not decoded and
+    /// the bus is not mastered; waking up resets the function unless it keeps its state.
     fn write_power_control(&self, registers: &mut Registers, offset: u16, data: &[u8]) {
         let aligned = offset & !1;
         let mut raw = [0; 2];
@@ -346,6 +354,7 @@ impl AssignedFunction {
             self.reset(registers, "waking up from D3hot");
         } else if old.state() != new.state() {
             self.commit(registers);
+            self.forward(registers);
         }
     }
 
@@ -362,6 +371,12 @@ impl AssignedFunction {
         } else {
             irq.reset();
             config.reset();
+            // Should it not be reset after all: the guest takes it for quiet.
+            let decoders = config.decoders();
+            let quiet = forward_command(self.core.device.as_ref(), decoders, Command::empty());
+            if let Err(error) = quiet {
+                self.complain("turn its bus mastering off", &error);
+            }
             registers.wanted_reset = Some(why);
         }
         self.keep_status(registers);

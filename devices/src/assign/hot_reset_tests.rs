@@ -65,9 +65,13 @@ fn has_reset_values(rig: &Rig, device: usize) -> bool {
 
 fn is_running(rig: &Rig, device: usize) -> bool {
     let found = rig.answers_at(rig.placed(device, 2));
+    found.is_some_and(|(key, _)| key.device == device) && masters(rig, device)
+}
+
+/// Whether the physical device may master the bus.
+fn masters(rig: &Rig, device: usize) -> bool {
     let physical = rig.kernel.device(bdf(device as u8 + 1)).unwrap();
-    found.is_some_and(|(key, _)| key.device == device)
-        && physical.physical_config()[4] & Command::MASTER.bits() as u8 != 0
+    physical.physical_config()[4] & Command::MASTER.bits() as u8 != 0
 }
 
 fn hot_resets(log: &[Event]) -> usize {
@@ -128,6 +132,7 @@ fn a_bus_with_functions_of_others_is_not_reset() {
     wake(&rig, 0);
     assert_eq!(hot_resets(&rig.kernel.take_log()), 0);
     assert!(has_reset_values(&rig, 0));
+    assert!(!masters(&rig, 0), "it is not reset, and must be quiet");
     assert_eq!(rig.read_config(1, PMCSR) & 3, 3, "the sibling sleeps on");
     start(&rig, 0);
     assert!(is_running(&rig, 0));

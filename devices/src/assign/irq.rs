@@ -54,7 +54,17 @@ struct Intx {
     gsi: Option<u32>,
     /// COMMAND lets the device assert it.
     allowed: bool,
-    connected: Option<(EventFd, EventFd)>,
+    line: Option<Line>,
+}
+
+/// The eventfds of INTx, connected with the GSI, and how far VFIO has them.
+struct Line {
+    trigger: EventFd,
+    resample: EventFd,
+    /// VFIO has INTx enabled.
+    armed: bool,
+    /// The end of interrupt reaches it as well.
+    complete: bool,
 }
 
 /// See the module.
@@ -97,7 +107,7 @@ impl Interrupts {
             intx: Intx {
                 gsi: gsi.filter(|_| counts.intx.count != 0),
                 allowed: false,
-                connected: None,
+                line: None,
             },
             mode: Mode::Off,
             limit: RateLimit::default(),
@@ -163,10 +173,8 @@ impl Interrupts {
     /// Takes over whether COMMAND lets the device assert INTx (a decoder or the bus master is on
     /// and INTX_DISABLE is off).
     pub fn allow_intx(&mut self, allowed: bool) {
-        if self.intx.allowed != allowed {
-            self.intx.allowed = allowed;
-            self.follow(Mode::Intx, &[]);
-        }
+        self.intx.allowed = allowed;
+        self.follow(Mode::Intx, &[]);
     }
 
     /// All registers to their reset values, everything off in VFIO.
@@ -207,13 +215,13 @@ impl Interrupts {
                 // the next change tries again.
                 return;
             }
-            self.mode = Mode::Off;
+            self.mode = wanted;
             let entered = self.enter(wanted);
-            if entered.is_ok() {
-                self.mode = wanted;
+            if entered.is_err() && !self.is_in_use() {
+                self.mode = Mode::Off;
             }
             self.report(entered, wanted, "enable");
-        } else if wanted == source && !changed.is_empty() {
+        } else if wanted == source && (!changed.is_empty() || self.is_behind()) {
             let updated = self.update(changed);
             self.report(updated, wanted, "change");
         }
@@ -261,14 +269,20 @@ impl Interrupts {
     fn is_enabled(&self) -> bool {
         match self.mode {
             Mode::Off => false,
-            Mode::Intx => self.intx.connected.is_some(),
+            Mode::Intx => self.intx.line.as_ref().is_some_and(|line| line.complete),
             Mode::Msi | Mode::Msix => self.vectors().is_some_and(VectorSet::is_enabled),
         }
     }
 
     /// Whether anything of the kind of the mode is left in the kernel.
     fn is_in_use(&self) -> bool {
-        self.is_enabled() || self.vectors().is_some_and(VectorSet::is_connected)
+        let line = self.mode == Mode::Intx && self.intx.line.is_some();
+        line || self.is_enabled() || self.vectors().is_some_and(VectorSet::is_connected)
+    }
+
+    /// Whether a change of the mode's vectors was refused and is to be made up for.
+    fn is_behind(&self) -> bool {
+        self.vectors().is_some_and(VectorSet::is_behind)
     }
 
     /// The vectors of the mode.
@@ -322,36 +336,47 @@ impl Interrupts {
         };
         let (trigger, resample) = (eventfd()?, eventfd()?);
         self.ports.lines.connect(gsi, &trigger, &resample)?;
-        let armed = self.arm_intx(&trigger, &resample);
+        self.intx.line = Some(Line {
+            trigger,
+            resample,
+            armed: false,
+            complete: false,
+        });
+        let armed = self.arm_intx();
         if armed.is_err() {
-            self.ports.lines.disconnect(gsi, &trigger)?;
-            return armed;
+            // Should that be refused as well, it is tried again before anything else is enabled.
+            let _ = self.disconnect_intx();
         }
-        self.intx.connected = Some((trigger, resample));
+        armed
+    }
+
+    fn arm_intx(&mut self) -> Result<(), CallError> {
+        let Some(line) = &mut self.intx.line else {
+            return Ok(());
+        };
+        self.device.set_irqs(&IrqRequest::Trigger {
+            index: IrqIndex::Intx,
+            start: 0,
+            fds: &[Some(&line.trigger)],
+        })?;
+        line.armed = true;
+        self.device
+            .set_irqs(&IrqRequest::Resample(&line.resample))?;
+        line.complete = true;
         Ok(())
     }
 
-    fn arm_intx(&self, trigger: &EventFd, resample: &EventFd) -> Result<(), CallError> {
-        let index = IrqIndex::Intx;
-        self.device.set_irqs(&IrqRequest::Trigger {
-            index,
-            start: 0,
-            fds: &[Some(trigger)],
-        })?;
-        let resampled = self.device.set_irqs(&IrqRequest::Resample(resample));
-        if resampled.is_err() {
-            self.device.set_irqs(&IrqRequest::Disable(index))?;
-        }
-        resampled
-    }
-
+    /// VFIO keeps INTx when it refuses; the GSI is free in any case: the kernel disconnects an
+    /// eventfd that is closed (virt/kvm/eventfd.c, irqfd_wakeup).
     fn disconnect_intx(&mut self) -> Result<(), CallError> {
-        let (Some(_), Some(gsi)) = (&self.intx.connected, self.intx.gsi) else {
+        let (Some(line), Some(gsi)) = (&mut self.intx.line, self.intx.gsi) else {
             return Ok(());
         };
-        self.device.set_irqs(&IrqRequest::Disable(IrqIndex::Intx))?;
-        match self.intx.connected.take() {
-            Some((trigger, _resample)) => self.ports.lines.disconnect(gsi, &trigger),
+        if line.armed {
+            self.device.set_irqs(&IrqRequest::Disable(IrqIndex::Intx))?;
+        }
+        match self.intx.line.take() {
+            Some(line) => self.ports.lines.disconnect(gsi, &line.trigger),
             None => Ok(()),
         }
     }

@@ -254,6 +254,16 @@ impl Guest {
         }
     }
 
+    /// Where a BAR answers, no slot shows another's memory, whatever was refused.
+    fn check_slots_do_not_hide(&self, step: Step) {
+        for (range, hva) in self.rig.kernel.slots() {
+            let Some((key, _)) = self.rig.answers_at(range.start()) else {
+                continue;
+            };
+            assert_eq!(hva, self.memory[key.device], "{step:?}: {range}");
+        }
+    }
+
     fn check_readback(&self, device: usize) {
         let low = self.rig.read_config(device, 0x18);
         let high = self.rig.read_config(device, 0x1c);
@@ -404,6 +414,44 @@ fn refuse_every_call(mut guest: Guest) {
         guest.check(step);
     }
     assert!(refused > 500, "only {refused} calls were refused");
+}
+
+#[test]
+fn calls_refused_one_after_the_other_are_made_up_for_by_the_next_write() {
+    for nature in [IommuNature::default(), DMABUF] {
+        for strict in [false, true] {
+            let mut guest = Guest::new(5, strict, nature);
+            guest.resets = true;
+            for _ in 0..10_000 {
+                let mut is_short = true;
+                for _ in 0..guest.random.below(4) {
+                    let after = guest.random.below(3) as usize;
+                    let count = 1 + guest.random.below(6) as usize;
+                    guest.rig.kernel.fail_run(after, count, libc::EIO);
+                    let step = guest.step();
+                    guest.model.take(step);
+                    guest.drive(step);
+                    // A call, and the one that was to take back what was done before it.
+                    is_short &= count <= 2;
+                    if is_short {
+                        guest.check_slots_do_not_hide(step);
+                    }
+                }
+                guest.rig.kernel.take_pending_failure();
+                for device in [0, 1] {
+                    let command = guest.model.command[device];
+                    guest.drive(Step::Command(device, command));
+                }
+                // Which of two that overlap was there before is not what it would have been.
+                let ranges = [0, 1].map(|device| Range::new(guest.model.bar[device], SIZE));
+                if let [Some(a), Some(b)] = ranges
+                    && !a.overlaps(&b)
+                {
+                    guest.check(Step::Command(0, 0));
+                }
+            }
+        }
+    }
 }
 
 type Snapshot = (Vec<(Range, u64)>, Vec<(Range, u64)>, Vec<Option<usize>>);

@@ -69,9 +69,31 @@ fn waking_up_from_d3hot_resets_and_sleeping_decodes_nothing() {
     rig.write_config(0, PMCSR, &3u16.to_le_bytes());
     assert_eq!(rig.read_config(0, PMCSR) as u16 & 3, 3);
     assert_eq!(rig.answers_at(home), None);
+    rig.kernel.take_log();
     rig.write_config(0, PMCSR, &0u16.to_le_bytes());
     check_order(&rig.kernel.take_log());
     check_guest_sees_reset_values_and_comes_back(&rig);
+}
+
+#[test]
+fn a_sleeping_function_does_not_master_the_bus_and_one_that_keeps_its_state_does_so_again() {
+    const NO_SOFT_RESET: u16 = 1 << 3;
+    let mut spec = FakeDeviceSpec::gpu(bdf(1), 16 * GIB).express();
+    spec.config[usize::from(PMCSR)] = NO_SOFT_RESET as u8;
+    let rig = Rig::new(vec![spec], DeviceOptions::default());
+    let device = rig.kernel.device(bdf(1)).unwrap();
+    let masters = || device.physical_config()[4] & Command::MASTER.bits() as u8 != 0;
+    rig.write_command(0, ON);
+    assert!(masters());
+    rig.write_config(0, PMCSR, &(NO_SOFT_RESET | 3).to_le_bytes());
+    assert!(!masters());
+    rig.write_command(0, ON);
+    assert!(!masters());
+    assert_eq!(rig.read_config(0, 4) as u16, ON);
+    rig.write_config(0, PMCSR, &NO_SOFT_RESET.to_le_bytes());
+    assert!(masters());
+    let resets = |e: &Event| matches!(e, Event::Reset(_));
+    assert!(!rig.kernel.take_log().iter().any(resets));
 }
 
 #[test]

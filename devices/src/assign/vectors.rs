@@ -78,6 +78,11 @@ impl VectorSet {
         self.vectors.iter().any(|v| v.message.is_some())
     }
 
+    /// Whether a change was refused that the next one makes up for.
+    pub fn is_behind(&self) -> bool {
+        self.behind
+    }
+
     /// Whether a signal waits in a vector that is not connected.
     pub fn is_pending(&self, vector: u16) -> bool {
         let vector = self.vectors.get(usize::from(vector));
@@ -185,6 +190,8 @@ impl VectorSet {
             self.vectors.iter_mut().for_each(|v| v.armed = false);
         }
         let disconnected = self.disconnect_all(ports);
+        // Should the guest turn the kind on again before, what is left is not what it wants.
+        self.behind = true;
         if disarmed.is_ok() && disconnected.is_ok() {
             self.forget();
         }

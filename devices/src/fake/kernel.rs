@@ -15,7 +15,7 @@ use crate::assign::ports::{
 };
 use crate::pci::address::Bdf;
 use crate::range::Range;
-use crate::sys::HostRange;
+use crate::sys::{HostRange, is_signalled};
 
 /// A call as it went to the fake kernel (failed ones included).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +76,12 @@ struct Mapping {
     dead: bool,
 }
 
+/// A connected vector. The irqfd stays that of its connection, also when the message changes.
+struct Routed {
+    message: MsiMessage,
+    trigger: EventFd,
+}
+
 /// drivers/vfio/pci/vfio_pci_dmabuf.c
 pub(super) struct Dmabuf {
     pub owner: Bdf,
@@ -86,7 +92,8 @@ pub(super) struct Dmabuf {
 #[derive(Default)]
 struct State {
     log: Vec<Event>,
-    fail_at: Option<(usize, i32)>,
+    /// These calls, by number, fail with this errno.
+    fail_at: Option<(std::ops::Range<usize>, i32)>,
     fail_map: Option<(usize, i32)>,
     failed: Option<Event>,
     calls: usize,
@@ -96,7 +103,7 @@ struct State {
     /// Host-virtual addresses of BARs.
     bars: Vec<Range>,
     dmabufs: BTreeMap<RawFd, Dmabuf>,
-    routes: BTreeMap<VectorId, MsiMessage>,
+    routes: BTreeMap<VectorId, Routed>,
     intx: Vec<u32>,
 }
 
@@ -151,8 +158,14 @@ impl FakeKernel {
 
     /// Lets the call after `after` more calls fail with `errno`, once.
     pub fn fail_after(&self, after: usize, errno: i32) {
+        self.fail_run(after, 1, errno);
+    }
+
+    /// Lets `count` calls fail with `errno`, those after `after` more calls.
+    pub fn fail_run(&self, after: usize, count: usize, errno: i32) {
         let state = &mut *self.state.lock();
-        state.fail_at = Some((state.calls + after, errno));
+        let first = state.calls + after;
+        state.fail_at = Some((first..first + count, errno));
     }
 
     /// Lets the DMA mapping after `after` more of them fail with `errno`, once.
@@ -221,7 +234,16 @@ impl FakeKernel {
 
     /// The message of a vector, if it is connected.
     pub fn route(&self, id: VectorId) -> Option<MsiMessage> {
-        self.state.lock().routes.get(&id).copied()
+        let state = self.state.lock();
+        state.routes.get(&id).map(|routed| routed.message)
+    }
+
+    /// Whether the vector is connected and its eventfd was signalled since the last time: the guest
+    /// has got its message.
+    pub fn take_delivery(&self, id: VectorId) -> bool {
+        let state = self.state.lock();
+        let routed = state.routes.get(&id);
+        routed.is_some_and(|routed| is_signalled(&routed.trigger) && routed.trigger.read().is_ok())
     }
 
     /// How many vectors are connected.
@@ -250,14 +272,18 @@ impl FakeKernel {
                 }
             }
         }
-        match state.fail_at {
-            Some((at, errno)) if state.calls > at => {
-                state.fail_at = None;
-                state.failed = Some(event);
-                Err(refused(call, errno))
-            }
-            _ => Ok(()),
+        let Some((failing, errno)) = &state.fail_at else {
+            return Ok(());
+        };
+        let (number, errno, last) = (state.calls - 1, *errno, failing.end - 1);
+        if number < failing.start {
+            return Ok(());
         }
+        if number >= last {
+            state.fail_at = None;
+        }
+        state.failed = Some(event);
+        Err(refused(call, errno))
     }
 
     /// madvise(2) with MADV_POPULATE_WRITE on guest RAM at `range`.
@@ -436,10 +462,20 @@ impl MsiRoutes for FakeKernel {
         self.call("KVM_SET_GSI_ROUTING", event)?;
         let routes = &mut self.state.lock().routes;
         for change in changes {
-            match change.message {
-                Some(message) => routes.insert(change.id, message),
-                None => routes.remove(&change.id),
+            let Some(message) = change.message else {
+                routes.remove(&change.id);
+                continue;
             };
+            if let Some(routed) = routes.get_mut(&change.id) {
+                routed.message = message;
+                continue;
+            }
+            let trigger = change.trigger.try_clone();
+            let trigger = trigger.map_err(|source| CallError {
+                call: "KVM_IRQFD",
+                source,
+            })?;
+            routes.insert(change.id, Routed { message, trigger });
         }
         Ok(())
     }

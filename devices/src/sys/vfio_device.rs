@@ -22,9 +22,10 @@ use crate::range::Range;
 /// Region indices 0 to 8 of a PCI device.
 const REGIONS: usize = vfio::VFIO_PCI_CONFIG_REGION_INDEX as usize + 2;
 
-/// How often a hot reset is tried while a page fault on a BAR is in its way (EBUSY).
-const HOT_RESET_TRIES: usize = 20;
-const HOT_RESET_PAUSE: Duration = Duration::from_millis(10);
+/// How often a reset is tried while a page fault on a BAR is in its way (EBUSY), or somebody else on
+/// the host has the function or its bus locked (EAGAIN: drivers/pci/pci.c, pci_try_reset_function).
+const RESET_TRIES: usize = 20;
+const RESET_PAUSE: Duration = Duration::from_millis(10);
 
 /// Opened groups by their numbers.
 pub type Groups = Arc<BTreeMap<u32, File>>;
@@ -200,7 +201,7 @@ impl VfioDevice for VfioPciDevice {
     }
 
     fn reset(&self) -> Result<(), CallError> {
-        abi::device_reset(self.file.as_fd())
+        while_busy(|| abi::device_reset(self.file.as_fd()))
     }
 
     fn hot_reset_functions(&self) -> Result<Vec<ResetFunction>, CallError> {
@@ -229,15 +230,48 @@ impl VfioDevice for VfioPciDevice {
             .iter()
             .filter(|(number, _)| is_affected(**number));
         let groups: Vec<BorrowedFd<'_>> = groups.map(|(_, file)| file.as_fd()).collect();
-        let mut tries = 1;
-        loop {
-            match abi::hot_reset(device, &groups) {
-                Err(error) if is_busy(&error) && tries < HOT_RESET_TRIES => {
-                    tries += 1;
-                    thread::sleep(HOT_RESET_PAUSE);
-                }
-                done => return done,
+        while_busy(|| abi::hot_reset(device, &groups))
+    }
+}
+
+/// Calls again and again, for a while, as long as the answer is that something is busy.
+fn while_busy(call: impl Fn() -> Result<(), CallError>) -> Result<(), CallError> {
+    let mut tries = 1;
+    loop {
+        match call() {
+            Err(error) if is_busy(&error) && tries < RESET_TRIES => {
+                tries += 1;
+                thread::sleep(RESET_PAUSE);
             }
+            done => return done,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::io;
+
+    #[test]
+    fn a_reset_that_is_in_somebodys_way_is_tried_again_and_any_other_refusal_is_final() {
+        let answers = |errno: i32, times: usize| {
+            let calls = Cell::new(0);
+            let result = while_busy(|| {
+                calls.set(calls.get() + 1);
+                match calls.get() > times {
+                    true => Ok(()),
+                    false => Err(CallError {
+                        call: "VFIO_DEVICE_RESET",
+                        source: io::Error::from_raw_os_error(errno),
+                    }),
+                }
+            });
+            (result.is_ok(), calls.get())
+        };
+        assert_eq!(answers(libc::EAGAIN, 2), (true, 3));
+        assert_eq!(answers(libc::EBUSY, usize::MAX), (false, RESET_TRIES));
+        assert_eq!(answers(libc::ENOTTY, 2), (false, 1));
     }
 }

@@ -148,8 +148,12 @@ impl<K: IrqKernel> Routes<K> {
                 let _ = self.kernel.disconnect(fd, *gsi);
             }
         }
-        if !tried.is_stale() && self.kernel.set_routes(&before.routes()).is_ok() {
-            before.set_installed();
+        if !tried.is_stale() {
+            match self.kernel.set_routes(&before.routes()) {
+                Ok(()) => before.set_installed(),
+                // The next change replaces what it has now.
+                Err(_) => before.has_installed(tried),
+            }
         }
         for step in done.iter().rev() {
             if let Done::Disconnected(fd, gsi) = step {
@@ -237,15 +241,15 @@ mod tests {
     #[derive(Default)]
     struct Recorder {
         log: Mutex<Vec<String>>,
-        fail_at: Mutex<Option<usize>>,
+        /// Numbers of calls, from 1 on.
+        fail_at: Mutex<Vec<usize>>,
     }
 
     impl Recorder {
         fn call(&self, text: String) -> Result<(), CallError> {
             let mut log = self.log.lock();
             log.push(text);
-            if *self.fail_at.lock() == Some(log.len()) {
-                *self.fail_at.lock() = None;
+            if self.fail_at.lock().contains(&log.len()) {
                 let source = io::Error::from_raw_os_error(libc::ENOMEM);
                 return Err(CallError {
                     call: "test",
@@ -342,13 +346,14 @@ mod tests {
             let (routes, fd) = routes();
             routes.apply(&[change(&fd, 0, Some(1))]).unwrap();
             routes.kernel.take();
-            *routes.kernel.fail_at.lock() = Some(fail_at);
+            *routes.kernel.fail_at.lock() = vec![fail_at];
             let changes = [
                 change(&fd, 0, None),
                 change(&fd, 1, Some(5)),
                 change(&fd, 2, Some(6)),
             ];
             assert!(routes.apply(&changes).is_err(), "{fail_at}");
+            routes.kernel.fail_at.lock().clear();
             let log = routes.kernel.take();
             let count = |word: &str| log.iter().filter(|call| call.starts_with(word)).count();
             // Each completed step has its inverse.
@@ -360,5 +365,23 @@ mod tests {
             routes.apply(&[change(&fd, 0, Some(9))]).unwrap();
             assert_eq!(routes.kernel.take(), ["routes 24=9"]);
         }
+    }
+
+    #[test]
+    fn a_table_that_could_not_be_taken_back_is_replaced_with_the_next_change() {
+        let (routes, fd) = routes();
+        routes.apply(&[change(&fd, 0, Some(1))]).unwrap();
+        routes.kernel.take();
+        *routes.kernel.fail_at.lock() = vec![2, 3];
+        let changes = [change(&fd, 0, Some(2)), change(&fd, 1, Some(5))];
+        assert!(routes.apply(&changes).is_err());
+        routes.kernel.fail_at.lock().clear();
+        assert_eq!(
+            routes.kernel.take(),
+            ["routes 24=2 25=5", "connect 25", "routes 24=1"]
+        );
+        // The kernel still sends vector 0 where it was not to go.
+        routes.apply(&[change(&fd, 0, Some(1))]).unwrap();
+        assert_eq!(routes.kernel.take(), ["routes 24=1"]);
     }
 }

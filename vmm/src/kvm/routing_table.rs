@@ -192,6 +192,11 @@ impl RoutingTable {
     pub fn set_installed(&mut self) {
         self.installed = self.wanted.clone();
     }
+
+    /// The kernel has what `other` says that it has.
+    pub fn has_installed(&mut self, other: &Self) {
+        self.installed = other.installed.clone();
+    }
 }
 
 #[cfg(test)]
