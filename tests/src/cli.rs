@@ -61,6 +61,9 @@ pub enum Command {
         #[arg(last = true, required = true, value_name = "CMD")]
         command: Vec<String>,
     },
+    /// Keep a virtual machine in the kernel until the end; for tests.
+    #[command(hide = true)]
+    HoldVm,
 }
 
 /// Arguments of `cargo lab run`.

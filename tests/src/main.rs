@@ -10,6 +10,7 @@ mod cli;
 mod command;
 mod e2e;
 mod error;
+mod hold;
 mod machine;
 mod outside;
 mod paths;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         cli::Command::Bench(arguments) => bench_command(&arguments),
         cli::Command::Test(arguments) => test_command(&arguments),
         cli::Command::WithoutIoctl { request, command } => Err(refuse::run(request, &command)),
+        cli::Command::HoldVm => hold::run().map(|never| match never {}),
     };
     match result {
         Ok(status) => ExitCode::from(status),

@@ -192,7 +192,7 @@ fn boot(
 }
 
 fn body(variables: &str, tests: &[&Test]) -> String {
-    let mut text = format!("{variables}. resources/lab/e2e.sh\n");
+    let mut text = format!("{variables}. resources/lab/e2e.sh\nhold_vm\n");
     for test in tests {
         let script = job::quote(&test.script);
         text.push_str(&format!(

@@ -117,7 +117,8 @@ impl IommuBackend for ProfiledIommu {
         self.mapped.lock().insert(request.iova, entry);
         if !is_ram {
             let len = request.memory.len();
-            self.profile.learn(|facts| facts.bar_bytes += len);
+            self.profile
+                .learn(|facts| facts.bar_bytes = facts.bar_bytes.saturating_add(len));
         }
         Ok(())
     }
