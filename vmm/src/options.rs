@@ -25,6 +25,8 @@ impl FromStr for Size {
             "m" => 20,
             "g" => 30,
             "t" => 40,
+            // Without a unit it means the same; whoever needs more than nothing says so.
+            "" if !digits.is_empty() && digits.bytes().all(|digit| digit == b'0') => 0,
             "" if !digits.is_empty() => {
                 return Err(format!(
                     "\"{text}\" has no unit; write {digits}M or {digits}G"
@@ -40,6 +42,23 @@ impl FromStr for Size {
             .map(Self)
             .ok_or_else(|| format!("\"{text}\" is too large"))
     }
+}
+
+/// The key of `key=value`, or of `key` alone.
+fn key(part: &str) -> &str {
+    part.split_once('=').map_or(part, |(key, _)| key)
+}
+
+/// A key that is given twice is a slip, and either value may be the one that is meant.
+fn each_once<'a>(keys: impl Iterator<Item = &'a str>) -> Result<(), String> {
+    let mut seen = Vec::new();
+    for key in keys {
+        if seen.contains(&key) {
+            return Err(format!("{key} is given twice: leave one out"));
+        }
+        seen.push(key);
+    }
+    Ok(())
 }
 
 /// Size of huge pages from the host's pool.
@@ -88,6 +107,12 @@ impl FromStr for MemoryOption {
         let mut parts = text.split(',');
         let size = parts.next().unwrap_or_default();
         let size = size.strip_prefix("size=").unwrap_or(size).parse()?;
+        if size == Size(0) {
+            return Err(
+                "a guest needs some tens of MiB at least; write, for example, 1G".to_owned(),
+            );
+        }
+        each_once(parts.clone().map(key))?;
         let mut option = Self {
             size,
             huge_pages: None,
@@ -114,6 +139,11 @@ impl FromStr for MemoryOption {
     }
 }
 
+/// APIC ids are 0 to 254 at most: 255 means all of them. KVM's IOAPIC has 8 bits for the id of the
+/// vCPU that an interrupt goes to (arch/x86/kvm/ioapic.h, `dest_id`) and ignores those that a guest
+/// with KVM_FEATURE_MSI_EXT_DEST_ID would add: it would interrupt another vCPU.
+const CPUS_MAX: u32 = 255;
+
 /// `--cpus N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpus(pub u32);
@@ -124,6 +154,9 @@ impl FromStr for Cpus {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.parse() {
             Ok(0) => Err("a guest needs at least 1 vCPU".to_owned()),
+            Ok(cpus) if cpus > CPUS_MAX => Err(format!(
+                "more than {CPUS_MAX}, the most that KVM's IOAPIC can interrupt (its APIC ids have 8 bits)"
+            )),
             Ok(cpus) => Ok(Self(cpus)),
             Err(_) => Err(format!("\"{text}\" is not a number of vCPUs")),
         }
@@ -162,6 +195,12 @@ impl FromStr for ProfileForm {
             None if text == "json" => Ok(Self::Json),
             Some(("trace", path)) if !path.is_empty() => Ok(Self::Trace(path.into())),
             Some(("html", path)) if !path.is_empty() => Ok(Self::Html(path.into())),
+            None if matches!(text, "trace" | "html") => {
+                Err(format!("{text} needs a file: write {text}=FILE"))
+            }
+            Some((form @ ("trace" | "html"), _)) => {
+                Err(format!("{form}= needs a file: write {form}=FILE"))
+            }
             _ => Err(format!(
                 "\"{text}\" is not known; table, json, trace=FILE and html=FILE are"
             )),
@@ -201,6 +240,12 @@ impl FromStr for BootProfile {
                 return Err(format!("\"at={other}\" is not at=41, at=42 or at=exit"));
             }
         };
+        if [",at=exit", ",at=41", ",at=0x41", ",at=42", ",at=0x42"]
+            .iter()
+            .any(|end| form.ends_with(end))
+        {
+            return Err("at is given twice: leave one out".to_owned());
+        }
         let form = form.parse()?;
         Ok(Self { form, moment })
     }
@@ -316,6 +361,11 @@ impl FromStr for VfioOption {
             rom: RomOption::Off,
             clique: None,
         };
+        // no-mmap=N is there once for each BAR.
+        each_once(parts.clone().map(|part| match key(part) {
+            "no-mmap" => part,
+            key => key,
+        }))?;
         for part in parts {
             match part.split_once('=') {
                 Some(("p2p", value)) => {
@@ -352,7 +402,12 @@ impl FromStr for VfioOption {
                     let place = option.fixed.iter_mut().skip(bar).take(1);
                     place.for_each(|fixed| *fixed = Some(address));
                 }
-                _ => return Err(format!("\"{part}\" is not an option of a device")),
+                _ => {
+                    return Err(format!(
+                        "\"{part}\" is not known; p2p=, decode=, no-mmap[=N], barN=, rom= and \
+                         gpudirect-clique= are"
+                    ));
+                }
             }
         }
         if option.clique.is_some() && option.p2p == P2p::Off {
@@ -396,6 +451,57 @@ mod tests {
         }
         let error = "4096".parse::<Size>().unwrap_err();
         assert_eq!(error, "\"4096\" has no unit; write 4096M or 4096G");
+    }
+
+    #[test]
+    fn a_guest_of_no_memory_is_told_how_much_it_needs() {
+        for text in ["0", "0M", "00G,hugepages=2M"] {
+            let error = text.parse::<MemoryOption>().unwrap_err();
+            assert!(error.contains("some tens of MiB"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_is_given_twice_is_refused() {
+        let twice = |error: String| assert!(error.contains("given twice"), "{error}");
+        twice(
+            "1G,hugepages=2M,hugepages=1G"
+                .parse::<MemoryOption>()
+                .unwrap_err(),
+        );
+        twice("1G,node=0,node=0".parse::<MemoryOption>().unwrap_err());
+        twice("table,at=41,at=42".parse::<BootProfile>().unwrap_err());
+        twice("html=x,at=exit,at=42".parse::<BootProfile>().unwrap_err());
+        twice("41:00.0,p2p=on,p2p=off".parse::<VfioOption>().unwrap_err());
+        twice(
+            "41:00.0,bar1=host,bar1=0x1000"
+                .parse::<VfioOption>()
+                .unwrap_err(),
+        );
+        twice(
+            "41:00.0,no-mmap=1,no-mmap=1"
+                .parse::<VfioOption>()
+                .unwrap_err(),
+        );
+        let bars: VfioOption = "41:00.0,no-mmap=1,no-mmap=2,bar0=host,bar2=host"
+            .parse()
+            .unwrap();
+        assert_eq!(bars.trapped, [false, true, true, false, false, false]);
+    }
+
+    #[test]
+    fn a_wrong_value_is_told_what_is_right() {
+        for form in ["html", "html=", "trace,at=41"] {
+            let error = form.parse::<BootProfile>().unwrap_err();
+            assert!(error.contains("needs a file: write "), "{error}");
+        }
+        let error = "41:00.0,foo=1".parse::<VfioOption>().unwrap_err();
+        assert!(
+            error.contains("\"foo=1\"") && error.contains("p2p=, decode="),
+            "{error}"
+        );
+        assert_eq!("255".parse(), Ok(Cpus(255)));
+        assert!("256".parse::<Cpus>().unwrap_err().contains("255"));
     }
 
     #[test]
