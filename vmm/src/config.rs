@@ -281,7 +281,7 @@ fn one_line(error: &clap::Error) -> String {
         .collect();
     let text = lines.join(" ");
     match error.get(ContextKind::SuggestedArg) {
-        Some(ContextValue::String(meant)) => format!("{text}, {meant} is meant?"),
+        Some(ContextValue::String(meant)) => format!("{text} (did you mean {meant}?)"),
         _ => text,
     }
 }
@@ -404,10 +404,10 @@ mod tests {
         assert!(error(&["chekc", "41:00.0"]).contains("the commands are check and devices"));
         let option = error(&["--kernel", "k", "--memroy", "1G"]);
         assert!(
-            option.contains("'--memroy' found, --memory is meant?"),
+            option.contains("'--memroy' found (did you mean --memory?)"),
             "{option}"
         );
-        assert!(error(&["check", "--memroy", "1G"]).contains("--memory is meant?"));
+        assert!(error(&["check", "--memroy", "1G"]).contains("did you mean --memory?"));
     }
 
     #[test]
