@@ -127,8 +127,10 @@ pub const fn intx_gsi(slot: u8, pin: u8) -> u32 {
 pub enum LayoutError {
     /// Not a positive multiple of the granule.
     #[error(
-        "guest memory of {size:#x} bytes is not a positive multiple of {} MiB",
-        granule / MIB
+        "guest memory of {} is not a positive multiple of {}; ask for {} or more",
+        in_units(*size),
+        in_units(*granule),
+        in_units((*size).max(1).next_multiple_of(*granule))
     )]
     Granularity {
         /// Bytes asked for.
@@ -151,6 +153,14 @@ pub enum LayoutError {
         /// Bytes that could be placed.
         usable: u64,
     },
+}
+
+/// `size` in the greatest unit that tells it exactly.
+fn in_units(size: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let whole = |(shift, _): &(u32, &str)| size != 0 && size.is_multiple_of(1 << shift);
+    let (shift, unit) = units.into_iter().find(whole).unwrap_or((0, "bytes"));
+    format!("{} {unit}", size >> shift)
 }
 
 /// Where guest RAM of `size` bytes lies: ascending ranges below `limit` around the 32-bit hole, the
@@ -283,6 +293,24 @@ mod tests {
             }
         }
         assert_eq!(ranges[0], AddressRange::new(0, 0x4000_0000));
+    }
+
+    #[test]
+    fn a_size_that_is_no_multiple_is_told_the_next_one_that_is() {
+        let told = |size, granule| {
+            ram_ranges(size, granule, &[], 1 << 38)
+                .unwrap_err()
+                .to_string()
+        };
+        assert_eq!(
+            told(3 * MIB, GRANULE),
+            "guest memory of 3 MiB is not a positive multiple of 2 MiB; ask for 4 MiB or more"
+        );
+        let huge = told(5632 * MIB, GIB);
+        assert!(
+            huge.ends_with("5632 MiB is not a positive multiple of 1 GiB; ask for 6 GiB or more"),
+            "{huge}"
+        );
     }
 
     #[test]

@@ -34,6 +34,7 @@ use crate::error::{Error, HostError, chain};
 use crate::limits::FewFiles;
 use crate::memory::MemoryError;
 use crate::memory_check::{self, MemoryCheckError};
+use crate::options::RomOption;
 use crate::plan::LITTLE_ROOM;
 
 /// Samples of an enum's variants; all variants must be there.
@@ -164,7 +165,13 @@ samples!(tops: Error {
     Error::Image(_) | Error::Boot(_) | Error::Layout(_) | Error::Memory(_) | Error::MemoryCheck(_)
     | Error::Host(_) | Error::Device(_) | Error::Iommu(_) | Error::Assign(_) | Error::Place { .. }
         => [ImageError { path: "initrd".into(), problem: ImageProblem::Empty("an initrd") }.into()],
-    Error::Usage(_) => [UsageError("unexpected argument '--foo' found".to_owned()).into()],
+    Error::Usage(UsageError::Options(_)) => [UsageError::Options("unexpected argument '--foo' found".to_owned()).into()],
+    Error::Usage(UsageError::NoRom { .. }) => [UsageError::NoRom { path: "gpu.rom".into(), much: "nothing is" }.into()],
+    Error::Usage(UsageError::File { .. }) => [
+        UsageError::output("open the log", Path::new("/nodir/log"))(os(libc::ENOENT)).into(),
+        UsageError::output("create the boot profile", Path::new("/nodir/log"))(os(libc::ENOENT)).into(),
+        crate::plan::rom_source(&RomOption::File("/nodir/gpu.rom".into())).unwrap_err().into()
+    ],
     Error::Acpi(_) => [Error::from(too_large())],
     Error::Kvm { .. } => [
         crate::kvm::vm::cannot_open(kvm_ioctls::Error::new(libc::ENOENT)),
@@ -209,7 +216,6 @@ fn overlap() -> BusOverlap {
 samples!(hosts: HostError {
     HostError::Slots { .. } => [HostError::Slots { count: 32 }],
     HostError::NoBarAddress { .. } => [HostError::NoBarAddress { bdf: bdf(), bar: 2 }],
-    HostError::IoapicCpus { .. } => [HostError::IoapicCpus { cpus: 256, most: 255 }],
     HostError::KvmCpus { .. } => [HostError::KvmCpus { cpus: 9, most: 8 }],
     HostError::RamUnmappable { .. } => [HostError::RamUnmappable { range: AddressRange::new(0, 1 << 30) }],
 });

@@ -2,17 +2,63 @@
 
 mod commands;
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, ValueEnum};
+use devices::remedy::Remedy;
 
 use crate::options::{BootProfile, Cpus, LogFormat, LogLevel, MemoryOption, Size, VfioOption};
 
-/// A command line that cannot be used.
+/// A command line, or a file named by it, that cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}; mini-vmm --help lists the options")]
-pub struct UsageError(pub String);
+pub enum UsageError {
+    /// An option or its value is wrong.
+    #[error("{0}; mini-vmm --help lists the options")]
+    Options(String),
+    /// A file cannot be opened or read.
+    #[error("cannot {what} {} ({remedy})", path.display())]
+    File {
+        /// What was being done with it.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What mends it.
+        remedy: &'static str,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// The size of a file says that it is no expansion ROM.
+    #[error("{}: {much} no expansion ROM; name a file of 1 byte to 16 MiB", path.display())]
+    NoRom {
+        /// The file.
+        path: PathBuf,
+        /// How much is in it.
+        much: &'static str,
+    },
+}
+
+impl UsageError {
+    /// A file to be written cannot be opened; for use with `map_err`.
+    pub fn output(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::File {
+            what,
+            path: path.to_owned(),
+            remedy: "name a file that can be written, in a directory that is there",
+            source,
+        }
+    }
+
+    /// What mends it; the message holds it.
+    pub fn remedy(&self) -> Remedy {
+        Remedy::advice(match self {
+            Self::Options(_) => "mini-vmm --help lists the options",
+            Self::File { remedy, .. } => remedy,
+            Self::NoRom { .. } => "name a file of 1 byte to 16 MiB",
+        })
+    }
+}
 
 /// What `--help` says of `--vfio`.
 const VFIO_HELP: &str = "\
@@ -200,19 +246,44 @@ where
         {
             Ok(Command::Print(error.to_string()))
         }
-        Err(error) => Err(UsageError(one_line(&error.to_string()))),
+        Err(error) => Err(UsageError::Options(
+            stray_word(&error).unwrap_or_else(|| one_line(&error)),
+        )),
     }
 }
 
-/// clap's message without its prefix, usage and hints.
-fn one_line(message: &str) -> String {
-    let message = message.strip_prefix("error: ").unwrap_or(message);
+/// A word that belongs to no option, where there is none but options: what it was meant to be.
+fn stray_word(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let is_stray = error.kind() == ErrorKind::UnknownArgument && !word.starts_with('-');
+    is_stray.then(|| match word.as_str() {
+        "check" | "devices" => format!("the command comes first, as in mini-vmm {word}"),
+        _ if word.parse::<VfioOption>().is_ok() => {
+            format!("devices are given with --vfio, as in --vfio {word}")
+        }
+        _ => format!(
+            "\"{word}\" belongs to no option, and the commands are check and devices; \
+             devices are given with --vfio, a value with spaces in quotes"
+        ),
+    })
+}
+
+/// clap's message without its prefix and usage, with the option that may have been meant.
+fn one_line(error: &clap::Error) -> String {
+    let message = error.to_string();
+    let message = message.strip_prefix("error: ").unwrap_or(&message);
     let lines: Vec<_> = message
         .lines()
         .take_while(|line| !line.trim().is_empty())
         .map(str::trim)
         .collect();
-    lines.join(" ")
+    let text = lines.join(" ");
+    match error.get(ContextKind::SuggestedArg) {
+        Some(ContextValue::String(meant)) => format!("{text} (did you mean {meant}?)"),
+        _ => text,
+    }
 }
 
 /// Which interface of the kernel maps memory for devices.
@@ -322,7 +393,32 @@ mod tests {
         assert!(error(&["--kernel", "k", "--vfio", "nonsense"]).contains("nonsense"));
         assert!(error(&["--kernel", "k", "--iommu", "vt-d"]).contains("vt-d"));
         assert!(error(&["--kernel", "k", "--cpus", "0"]).contains("at least 1"));
-        assert!(error(&["--kernel", "k", "check"]).contains("check"));
+        assert!(error(&["--kernel", "k", "check"]).contains("comes first"));
+        assert!(error(&["--kernel", "k", "--cpus", "256"]).contains("more than 255"));
+    }
+
+    #[test]
+    fn a_slip_is_told_what_was_meant() {
+        let device = error(&["--kernel", "k", "0000:00:03.0"]);
+        assert!(device.contains("--vfio 0000:00:03.0"), "{device}");
+        assert!(error(&["chekc", "41:00.0"]).contains("the commands are check and devices"));
+        let option = error(&["--kernel", "k", "--memroy", "1G"]);
+        assert!(
+            option.contains("'--memroy' found (did you mean --memory?)"),
+            "{option}"
+        );
+        assert!(error(&["check", "--memroy", "1G"]).contains("did you mean --memory?"));
+    }
+
+    #[test]
+    fn only_options_are_referred_to_the_help() {
+        let source = || io::Error::from_raw_os_error(2);
+        let log = UsageError::output("open the log", Path::new("/nodir/l"))(source());
+        assert!(
+            log.to_string().ends_with("in a directory that is there)"),
+            "{log}"
+        );
+        assert!(error(&["--foo"]).ends_with("mini-vmm --help lists the options"));
     }
 
     #[test]

@@ -156,16 +156,6 @@ pub enum HostError {
         /// BAR index.
         bar: u8,
     },
-    /// More vCPUs than KVM's IOAPIC can interrupt.
-    #[error(
-        "{cpus} vCPUs are more than {most}, the most that KVM's IOAPIC can interrupt (its APIC ids have 8 bits): ask for fewer with --cpus"
-    )]
-    IoapicCpus {
-        /// vCPUs asked for.
-        cpus: u32,
-        /// The most.
-        most: u32,
-    },
     /// More vCPUs than KVM allows.
     #[error(
         "{cpus} vCPUs are more than the {most} that this host's KVM allows: ask for fewer with --cpus"
@@ -192,7 +182,7 @@ impl HostError {
         Remedy::advice(match self {
             Self::Slots { .. } => "assign fewer",
             Self::NoBarAddress { .. } => "leave the option out",
-            Self::IoapicCpus { .. } | Self::KvmCpus { .. } => "ask for fewer with --cpus",
+            Self::KvmCpus { .. } => "ask for fewer with --cpus",
             Self::RamUnmappable { .. } => "use --iommu type1",
         })
     }
@@ -216,7 +206,7 @@ impl Error {
             Self::Iommu(error) => error.remedy(),
             Self::Place { source, .. } => source.remedy(),
             Self::Kvm { remedy, .. } => remedy.clone(),
-            Self::Usage(_) => Remedy::advice("mini-vmm --help lists the options"),
+            Self::Usage(error) => error.remedy(),
             Self::Image(_) => Remedy::advice("name another file"),
             Self::Layout(_) => Remedy::advice("ask for another amount with --memory"),
             Self::Assign(AssignError::NotEndpoint { .. }) => {
@@ -301,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_message_is_one_line_whatever_a_file_is_called() {
-        let error = Error::from(UsageError("a\nb\u{1b}[2J é".to_owned()));
+        let error = Error::from(UsageError::Options("a\nb\u{1b}[2J é".to_owned()));
         let text = chain(&error);
         assert!(text.starts_with(r"a\nb\u{1b}[2J é"), "{text}");
     }

@@ -52,7 +52,7 @@ pub fn install(level: LogLevel, format: LogFormat, file: Option<&Path>) -> Resul
 
 fn append(path: &Path) -> Result<File, UsageError> {
     let opened = OpenOptions::new().append(true).create(true).open(path);
-    opened.map_err(|error| UsageError(format!("cannot open the log {}: {error}", path.display())))
+    opened.map_err(UsageError::output("open the log", path))
 }
 
 /// `mini-vmm: warning: …`, in a file behind the time.

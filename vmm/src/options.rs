@@ -1,13 +1,13 @@
 //! Values of command-line options.
 
+mod vfio;
+
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use devices::pci::address::Bdf;
-use devices::pci::spec::BAR_COUNT;
 
-use crate::config::P2p;
+pub use vfio::{BarAddress, Decode, RomOption, VfioOption};
 
 /// Bytes, written with a unit: 512M, 64G, 2T.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ impl FromStr for Size {
             "m" => 20,
             "g" => 30,
             "t" => 40,
+            // Without a unit it means the same; whoever needs more than nothing says so.
+            "" if !digits.is_empty() && digits.bytes().all(|digit| digit == b'0') => 0,
             "" if !digits.is_empty() => {
                 return Err(format!(
                     "\"{text}\" has no unit; write {digits}M or {digits}G"
@@ -40,6 +42,23 @@ impl FromStr for Size {
             .map(Self)
             .ok_or_else(|| format!("\"{text}\" is too large"))
     }
+}
+
+/// The key of `key=value`, or of `key` alone.
+fn key(part: &str) -> &str {
+    part.split_once('=').map_or(part, |(key, _)| key)
+}
+
+/// A key that is given twice is a slip, and either value may be the one that is meant.
+fn each_once<'a>(keys: impl Iterator<Item = &'a str>) -> Result<(), String> {
+    let mut seen = Vec::new();
+    for key in keys {
+        if seen.contains(&key) {
+            return Err(format!("{key} is given twice: leave one out"));
+        }
+        seen.push(key);
+    }
+    Ok(())
 }
 
 /// Size of huge pages from the host's pool.
@@ -88,6 +107,12 @@ impl FromStr for MemoryOption {
         let mut parts = text.split(',');
         let size = parts.next().unwrap_or_default();
         let size = size.strip_prefix("size=").unwrap_or(size).parse()?;
+        if size == Size(0) {
+            return Err(
+                "a guest needs some tens of MiB at least; write, for example, 1G".to_owned(),
+            );
+        }
+        each_once(parts.clone().map(key))?;
         let mut option = Self {
             size,
             huge_pages: None,
@@ -114,6 +139,11 @@ impl FromStr for MemoryOption {
     }
 }
 
+/// APIC ids are 0 to 254 at most: 255 means all of them. KVM's IOAPIC has 8 bits for the id of the
+/// vCPU that an interrupt goes to (arch/x86/kvm/ioapic.h, `dest_id`) and ignores those that a guest
+/// with KVM_FEATURE_MSI_EXT_DEST_ID would add: it would interrupt another vCPU.
+const CPUS_MAX: u32 = 255;
+
 /// `--cpus N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpus(pub u32);
@@ -124,6 +154,9 @@ impl FromStr for Cpus {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.parse() {
             Ok(0) => Err("a guest needs at least 1 vCPU".to_owned()),
+            Ok(cpus) if cpus > CPUS_MAX => Err(format!(
+                "more than {CPUS_MAX}, the most that KVM's IOAPIC can interrupt (its APIC ids have 8 bits)"
+            )),
             Ok(cpus) => Ok(Self(cpus)),
             Err(_) => Err(format!("\"{text}\" is not a number of vCPUs")),
         }
@@ -162,6 +195,12 @@ impl FromStr for ProfileForm {
             None if text == "json" => Ok(Self::Json),
             Some(("trace", path)) if !path.is_empty() => Ok(Self::Trace(path.into())),
             Some(("html", path)) if !path.is_empty() => Ok(Self::Html(path.into())),
+            None if matches!(text, "trace" | "html") => {
+                Err(format!("{text} needs a file: write {text}=FILE"))
+            }
+            Some((form @ ("trace" | "html"), _)) => {
+                Err(format!("{form}= needs a file: write {form}=FILE"))
+            }
             _ => Err(format!(
                 "\"{text}\" is not known; table, json, trace=FILE and html=FILE are"
             )),
@@ -201,6 +240,12 @@ impl FromStr for BootProfile {
                 return Err(format!("\"at={other}\" is not at=41, at=42 or at=exit"));
             }
         };
+        if [",at=exit", ",at=41", ",at=0x41", ",at=42", ",at=0x42"]
+            .iter()
+            .any(|end| form.ends_with(end))
+        {
+            return Err("at is given twice: leave one out".to_owned());
+        }
         let form = form.parse()?;
         Ok(Self { form, moment })
     }
@@ -230,160 +275,10 @@ pub enum LogFormat {
     Json,
 }
 
-/// What a guest that switches memory decode off sees.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Decode {
-    /// The BAR still answers: nothing is torn down (default).
-    #[default]
-    Sticky,
-    /// All ones, as on hardware.
-    Strict,
-}
-
-/// `--vfio BDF[,…]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VfioOption {
-    /// The host device.
-    pub bdf: Bdf,
-    /// Peer-to-peer mappings of its BARs.
-    pub p2p: P2p,
-    /// Memory decode.
-    pub decode: Decode,
-    /// BARs that stay trapped.
-    pub trapped: [bool; BAR_COUNT],
-    /// BARs that must lie somewhere.
-    pub fixed: [Option<BarAddress>; BAR_COUNT],
-    /// The expansion ROM.
-    pub rom: RomOption,
-    /// NVIDIA's peer-to-peer clique.
-    pub clique: Option<u8>,
-}
-
-/// `rom=off|on|FILE`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum RomOption {
-    /// None is shown.
-    #[default]
-    Off,
-    /// The device's.
-    On,
-    /// The contents of a file.
-    File(PathBuf),
-}
-
-/// `barN=host|0x…`: where a BAR must lie in the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BarAddress {
-    /// Where it lies on the host.
-    Host,
-    /// There.
-    At(u64),
-}
-
-impl FromStr for BarAddress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "host" {
-            return Ok(Self::Host);
-        }
-        let digits = text.strip_prefix("0x").unwrap_or_default();
-        u64::from_str_radix(digits, 16)
-            .map(Self::At)
-            .map_err(|_| format!("\"{text}\" is neither host nor an address such as 0x4000000000"))
-    }
-}
-
-/// The number of a BAR, 0 to 5.
-fn bar_number(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(bar) if bar < BAR_COUNT => Ok(bar),
-        _ => Err(format!("\"{text}\" is not the number of a BAR, 0 to 5")),
-    }
-}
-
-impl FromStr for VfioOption {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut parts = text.split(',');
-        let mut option = Self {
-            bdf: device(parts.next().unwrap_or_default())?,
-            p2p: P2p::default(),
-            decode: Decode::default(),
-            trapped: [false; BAR_COUNT],
-            fixed: [None; BAR_COUNT],
-            rom: RomOption::Off,
-            clique: None,
-        };
-        for part in parts {
-            match part.split_once('=') {
-                Some(("p2p", value)) => {
-                    let unknown = |_| format!("p2p={value}: auto, on and off are known");
-                    option.p2p = P2p::from_str(value, false).map_err(unknown)?;
-                }
-                Some(("decode", "sticky")) => option.decode = Decode::Sticky,
-                Some(("decode", "strict")) => option.decode = Decode::Strict,
-                Some(("decode", value)) => {
-                    return Err(format!("decode={value}: sticky and strict are known"));
-                }
-                Some(("rom", "off")) => option.rom = RomOption::Off,
-                Some(("rom", "on")) => option.rom = RomOption::On,
-                Some(("rom", file)) if !file.is_empty() => {
-                    option.rom = RomOption::File(file.into())
-                }
-                Some(("gpudirect-clique", clique)) => match clique.parse() {
-                    Ok(clique @ 0..=15) => option.clique = Some(clique),
-                    _ => return Err(format!("\"{clique}\" is not a clique, 0 to 15")),
-                },
-                Some(("no-mmap", bar)) => {
-                    let bar = bar_number(bar)?;
-                    option
-                        .trapped
-                        .iter_mut()
-                        .skip(bar)
-                        .take(1)
-                        .for_each(|t| *t = true);
-                }
-                None if part == "no-mmap" => option.trapped = [true; BAR_COUNT],
-                Some((key, value)) if key.starts_with("bar") => {
-                    let bar = bar_number(key.trim_start_matches("bar"))?;
-                    let address = value.parse()?;
-                    let place = option.fixed.iter_mut().skip(bar).take(1);
-                    place.for_each(|fixed| *fixed = Some(address));
-                }
-                _ => return Err(format!("\"{part}\" is not an option of a device")),
-            }
-        }
-        if option.clique.is_some() && option.p2p == P2p::Off {
-            return Err(
-                "gpudirect-clique says that peers can reach its BARs: not with p2p=off".to_owned(),
-            );
-        }
-        Ok(option)
-    }
-}
-
-/// A BDF, or a path that ends in one or leads to one, as /sys/class/drm/card0/device does.
-fn device(text: &str) -> Result<Bdf, String> {
-    let name = ["host=", "path=", "bdf="]
-        .iter()
-        .find_map(|prefix| text.strip_prefix(prefix))
-        .unwrap_or(text);
-    if !name.contains('/') {
-        return name.parse::<Bdf>().map_err(|error| error.to_string());
-    }
-    let end = |path: &Path| path.file_name()?.to_str()?.parse::<Bdf>().ok();
-    let path = Path::new(name);
-    let led = || end(&path.canonicalize().ok()?);
-    end(path)
-        .or_else(led)
-        .ok_or_else(|| format!("{name} does not lead to a PCI device"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::P2p;
 
     #[test]
     fn sizes_have_a_unit() {
@@ -396,6 +291,57 @@ mod tests {
         }
         let error = "4096".parse::<Size>().unwrap_err();
         assert_eq!(error, "\"4096\" has no unit; write 4096M or 4096G");
+    }
+
+    #[test]
+    fn a_guest_of_no_memory_is_told_how_much_it_needs() {
+        for text in ["0", "0M", "00G,hugepages=2M"] {
+            let error = text.parse::<MemoryOption>().unwrap_err();
+            assert!(error.contains("some tens of MiB"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_is_given_twice_is_refused() {
+        let twice = |error: String| assert!(error.contains("given twice"), "{error}");
+        twice(
+            "1G,hugepages=2M,hugepages=1G"
+                .parse::<MemoryOption>()
+                .unwrap_err(),
+        );
+        twice("1G,node=0,node=0".parse::<MemoryOption>().unwrap_err());
+        twice("table,at=41,at=42".parse::<BootProfile>().unwrap_err());
+        twice("html=x,at=exit,at=42".parse::<BootProfile>().unwrap_err());
+        twice("41:00.0,p2p=on,p2p=off".parse::<VfioOption>().unwrap_err());
+        twice(
+            "41:00.0,bar1=host,bar1=0x1000"
+                .parse::<VfioOption>()
+                .unwrap_err(),
+        );
+        twice(
+            "41:00.0,no-mmap=1,no-mmap=1"
+                .parse::<VfioOption>()
+                .unwrap_err(),
+        );
+        let bars: VfioOption = "41:00.0,no-mmap=1,no-mmap=2,bar0=host,bar2=host"
+            .parse()
+            .unwrap();
+        assert_eq!(bars.trapped, [false, true, true, false, false, false]);
+    }
+
+    #[test]
+    fn a_wrong_value_is_told_what_is_right() {
+        for form in ["html", "html=", "trace,at=41"] {
+            let error = form.parse::<BootProfile>().unwrap_err();
+            assert!(error.contains("needs a file: write "), "{error}");
+        }
+        let error = "41:00.0,foo=1".parse::<VfioOption>().unwrap_err();
+        assert!(
+            error.contains("\"foo=1\"") && error.contains("p2p=, decode="),
+            "{error}"
+        );
+        assert_eq!("255".parse(), Ok(Cpus(255)));
+        assert!("256".parse::<Cpus>().unwrap_err().contains("255"));
     }
 
     #[test]

@@ -86,14 +86,16 @@ pub fn rom_source(option: &RomOption) -> Result<RomSource, UsageError> {
                     0 => "nothing is",
                     _ => "more than 16 MiB are",
                 };
-                return Err(UsageError(format!(
-                    "{}: {much} no expansion ROM: 1 byte to 16 MiB can be one",
-                    path.display()
-                )));
+                let path = path.clone();
+                return Err(UsageError::NoRom { path, much });
             }
-            Err(error) => {
-                let text = format!("cannot read the expansion ROM {}: {error}", path.display());
-                return Err(UsageError(text));
+            Err(source) => {
+                return Err(UsageError::File {
+                    what: "read the expansion ROM",
+                    path: path.clone(),
+                    remedy: "name a file that can be read, or leave rom= out",
+                    source,
+                });
             }
         },
     })

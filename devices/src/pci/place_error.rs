@@ -87,7 +87,7 @@ impl Limit {
         match self {
             Self::Processor(_) => "assign fewer devices, or give the guest less memory",
             Self::Iommu(_) => {
-                "p2p=off keeps BARs out of the IOMMU; otherwise assign fewer devices, or give the \
+                "p2p=off on each --vfio keeps BARs out of the IOMMU; otherwise assign fewer devices, or give the \
                  guest less memory"
             }
         }

@@ -16,10 +16,6 @@ use kvm_ioctls::{Cap, DeviceFd, Kvm, VmFd};
 
 use crate::error::{Error, HostError, kvm_call};
 
-/// APIC ids are 0 to 254 at most: 255 means all of them. KVM's IOAPIC has 8 bits for the id of the
-/// vCPU that an interrupt goes to (arch/x86/kvm/ioapic.h, `dest_id`) and ignores those that a guest
-/// with KVM_FEATURE_MSI_EXT_DEST_ID would add: it would interrupt another vCPU.
-const CPUS_MAX: u32 = 255;
 /// KVM_GET_API_VERSION has answered this since 2007.
 const API_VERSION: i32 = 12;
 
@@ -87,15 +83,11 @@ pub fn add_irqchip(vm: &VmFd) -> Result<(), Error> {
     vm.create_irq_chip().map_err(no_irqchip)
 }
 
-/// Checks the number of vCPUs against our limit and `most`, KVM's.
+/// Checks the number of vCPUs against `most`, KVM's.
 fn check_cpus(cpus: u32, most: u32) -> Result<(), HostError> {
-    match (cpus > CPUS_MAX, cpus > most) {
-        (true, _) => Err(HostError::IoapicCpus {
-            cpus,
-            most: CPUS_MAX,
-        }),
-        (false, true) => Err(HostError::KvmCpus { cpus, most }),
-        (false, false) => Ok(()),
+    match cpus > most {
+        true => Err(HostError::KvmCpus { cpus, most }),
+        false => Ok(()),
     }
 }
 
@@ -185,13 +177,10 @@ mod tests {
     }
 
     #[test]
-    fn more_vcpus_than_the_ioapic_or_kvm_can_have_are_a_preflight_error() {
+    fn more_vcpus_than_kvm_can_have_are_a_preflight_error() {
         assert!(check_cpus(255, 4096).is_ok());
-        let of_ioapic = Error::from(check_cpus(256, 4096).unwrap_err());
-        assert_eq!(of_ioapic.class(), Class::Preflight);
-        assert!(chain(&of_ioapic).contains("more than 255"));
-        assert!(chain(&of_ioapic).contains("IOAPIC"));
         let of_kvm = Error::from(check_cpus(9, 8).unwrap_err());
+        assert_eq!(of_kvm.class(), Class::Preflight);
         assert!(chain(&of_kvm).contains("the 8 that this host's KVM"));
     }
 }

@@ -24,12 +24,7 @@ impl Report {
     /// Creates the file at once: that it cannot be had is to be known before the guest runs.
     pub fn open(wanted: &BootProfile) -> Result<Self, UsageError> {
         let create = |path: &Path| {
-            File::create(path).map_err(|error| {
-                UsageError(format!(
-                    "cannot create {} for the boot profile: {error}",
-                    path.display()
-                ))
-            })
+            File::create(path).map_err(UsageError::output("create the boot profile", path))
         };
         let file = wanted.form.file().map(create).transpose()?;
         Ok(Self {
@@ -100,9 +95,11 @@ mod tests {
         };
         let error = Report::open(&wanted).err().unwrap();
         assert!(
-            error.0.contains("cannot create /nowhere/page"),
+            error
+                .to_string()
+                .contains("cannot create the boot profile /nowhere/page"),
             "{}",
-            error.0
+            error
         );
     }
 }
