@@ -26,8 +26,8 @@ pub struct Device {
     pub options: DeviceOptions,
     /// Its BARs, with the expansion ROM where one is shown.
     pub bars: Vec<BarInfo>,
-    /// Interrupt vectors.
-    pub vectors: u64,
+    /// Interrupt vectors; `None` where only root may know.
+    pub vectors: Option<u64>,
 }
 
 /// Looks at all devices; returns those that the host has.
@@ -149,14 +149,14 @@ fn reset(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
 }
 
 /// Returns the number of vectors that the device can ask for.
-fn interrupts(report: &mut Report, interrupts: Option<HostInterrupts>, bdf: Bdf) -> u64 {
+fn interrupts(report: &mut Report, interrupts: Option<HostInterrupts>, bdf: Bdf) -> Option<u64> {
     let Some(interrupts) = interrupts else {
         report.device_ok(
             "vectors",
             bdf,
             "its interrupts are known at boot (only root may read its capabilities)",
         );
-        return 0;
+        return None;
     };
     let (msix, msi) = (interrupts.msix, interrupts.msi);
     let (text, count) = match (msix, msi, interrupts.intx) {
@@ -169,7 +169,7 @@ fn interrupts(report: &mut Report, interrupts: Option<HostInterrupts>, bdf: Bdf)
         (None, None, false) => ("it has no interrupts".to_owned(), 0),
     };
     report.device_ok("vectors", bdf, &text);
-    count.into()
+    Some(count.into())
 }
 
 /// What the options say of the BARs, and those that there are.
