@@ -1,14 +1,15 @@
 //! What the host's sysfs says of PCI devices. Everything is read below a root directory, so that
 //! tests run on made trees.
 //!
-//! Here is what assignment itself asks; [`function`], [`iommu`] and [`names`] hold what a preflight
-//! asks besides. Nothing here opens a device: that would reset it.
+//! Here is what assignment itself asks; [`function`], [`iommu`], [`names`] and [`uses`] hold what a
+//! preflight asks besides. Nothing here opens a device: that would reset it.
 
 pub mod function;
 pub mod iommu;
 pub mod names;
 #[cfg(any(test, feature = "fake"))]
 pub mod tree;
+pub mod uses;
 
 use std::fs;
 use std::io;

@@ -18,6 +18,7 @@ use devices::assign::ports::CallError;
 use devices::assign::preflight::{LeftOut, PreflightError};
 use devices::bus::{Bus, BusOverlap};
 use devices::debug_port::DebugPort;
+use devices::host::uses::{HostUse, HostUses};
 use devices::iommu::choose::IommuError;
 use devices::iommu::iommufd_error::IommufdError;
 use devices::iommu::type1::Type1Error;
@@ -260,15 +261,26 @@ samples!(memory_checks: MemoryCheckError {
     MemoryCheckError::Locked { .. } => [MemoryCheckError::Locked { needed: 1 << 30, limit: 1 << 16 }],
 });
 
+fn used() -> HostUses {
+    HostUses(vec![HostUse::Swap("/dev/nvme0n1".to_owned())])
+}
+
 samples!(preflights: PreflightError {
     PreflightError::Absent(_) => [PreflightError::Absent(bdf())],
     PreflightError::Duplicate(_) => [PreflightError::Duplicate(bdf())],
     PreflightError::IommuOff(_) => [PreflightError::IommuOff(bdf())],
     PreflightError::IommuUnused { .. } => [PreflightError::IommuUnused { bdf: bdf(), option: "intel_iommu=on" }],
+    PreflightError::IommuDisabled { .. } => [PreflightError::IommuDisabled { bdf: bdf(), parameter: "intel_iommu=off" }],
     PreflightError::NoGroup(_) => [PreflightError::NoGroup(bdf())],
-    PreflightError::HostDriver { .. } => [PreflightError::HostDriver { bdf: bdf(), driver: "nvidia".to_owned() }],
+    PreflightError::HostDriver { .. } => [
+        PreflightError::HostDriver { bdf: bdf(), driver: "nvidia".to_owned(), uses: HostUses::default() },
+        PreflightError::HostDriver { bdf: bdf(), driver: "nvme".to_owned(), uses: used() }
+    ],
     PreflightError::NoDriver { .. } => [PreflightError::NoDriver { bdf: bdf() }],
-    PreflightError::GroupMember { .. } => [PreflightError::GroupMember { bdf: bdf(), group: 3, member: bdf(), driver: "snd_hda_intel".to_owned() }],
+    PreflightError::GroupMember { .. } => [
+        PreflightError::GroupMember { bdf: bdf(), group: 3, member: bdf(), driver: "snd_hda_intel".to_owned(), uses: HostUses::default() },
+        PreflightError::GroupMember { bdf: bdf(), group: 3, member: bdf(), driver: "nvme".to_owned(), uses: used() }
+    ],
 });
 
 samples!(iommus: IommuError {

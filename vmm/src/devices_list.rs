@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use devices::assign::preflight::{self, PreflightError};
 use devices::host::Sysfs;
 use devices::host::names::PciNames;
+use devices::host::uses::HostUse;
 use devices::pci::address::Bdf;
 use devices::pci::place_error::Bytes;
 use serde::Serialize;
@@ -26,6 +27,8 @@ struct Listed {
     class: String,
     driver: Option<String>,
     group: Option<u32>,
+    /// What the host uses it for.
+    host_uses: Vec<String>,
     /// The others in its group, each with its driver.
     group_members: Vec<String>,
     numa_node: Option<u32>,
@@ -36,8 +39,11 @@ struct Listed {
     msi_vectors: Option<u16>,
     virtual_functions: Option<String>,
     physical_function: Option<String>,
-    /// Its file below /dev/vfio/devices.
+    /// The name of its file below /dev/vfio/devices, where there is one.
     cdev: Option<String>,
+    /// Those of the files that a user needs for it which are there: its group's (type1), its own
+    /// (iommufd).
+    files: Vec<String>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -86,6 +92,7 @@ fn one(sysfs: &Sysfs, names: &PciNames, bdf: Bdf) -> Option<Listed> {
         class: names.class(&ids),
         driver: host.driver,
         group: host.group,
+        host_uses: sysfs.uses(bdf).0.iter().map(HostUse::to_string).collect(),
         group_members: host
             .group
             .map_or_else(Vec::new, |group| members(sysfs, bdf, group)),
@@ -111,8 +118,21 @@ fn one(sysfs: &Sysfs, names: &PciNames, bdf: Bdf) -> Option<Listed> {
             .virtual_functions(bdf)
             .map(|vfs| format!("{} of {}", vfs.enabled, vfs.total)),
         physical_function: sysfs.physical_function(bdf).map(|bdf| bdf.to_string()),
-        cdev: sysfs.vfio_name(bdf),
+        cdev: sysfs
+            .vfio_name(bdf)
+            .filter(|name| sysfs.path("dev/vfio/devices").join(name).exists()),
+        files: files(sysfs, bdf, host.group),
     })
+}
+
+/// sysfs has a name of a device's file on kernels that do not make the file.
+fn files(sysfs: &Sysfs, bdf: Bdf, group: Option<u32>) -> Vec<String> {
+    let of_group = group.map(|group| format!("dev/vfio/{group}"));
+    let own = sysfs.vfio_name(bdf);
+    let own = own.map(|name| format!("dev/vfio/devices/{name}"));
+    let files = of_group.into_iter().chain(own);
+    let present = files.filter(|file| sysfs.path(file).exists());
+    present.map(|file| format!("/{file}")).collect()
 }
 
 /// In one word, whether it can be assigned now.
@@ -125,6 +145,7 @@ fn state(sysfs: &Sysfs, bdf: Bdf) -> &'static str {
         Some(
             PreflightError::IommuOff(_)
             | PreflightError::IommuUnused { .. }
+            | PreflightError::IommuDisabled { .. }
             | PreflightError::NoGroup(_),
         ) => "no-iommu",
         Some(PreflightError::Absent(_) | PreflightError::Duplicate(_)) => "absent",
@@ -162,6 +183,7 @@ impl Listed {
             Some(driver) => format!("driver {driver}"),
             None => "no driver".to_owned(),
         }];
+        parts.extend(self.host_uses.iter().cloned());
         parts.extend(self.group.map(|group| match self.group_members.as_slice() {
             [] => format!("IOMMU group {group}"),
             others => format!("IOMMU group {group} with {}", others.join(" and ")),
@@ -172,11 +194,7 @@ impl Listed {
                 .as_ref()
                 .map(|pf| format!("virtual function of {pf}")),
         );
-        parts.extend(
-            self.cdev
-                .as_ref()
-                .map(|name| format!("/dev/vfio/devices/{name}")),
-        );
+        parts.extend(self.files.iter().cloned());
         parts
     }
 
@@ -221,11 +239,11 @@ mod tests {
         let text = list_of("gpu-with-audio", false);
         let expected = "\
 0000:41:00.0 group    class 0300: 10de:2684
-    driver vfio-pci, IOMMU group 31 with 0000:41:00.1 (snd_hda_intel), NUMA node 1, /dev/vfio/devices/vfio0
+    driver vfio-pci, IOMMU group 31 with 0000:41:00.1 (snd_hda_intel), NUMA node 1, /dev/vfio/31
     BAR 0 16 MiB 32-bit, BAR 1 32 GiB 64-bit prefetchable, BAR 3 32 MiB 64-bit prefetchable, BAR 5 128 bytes I/O ports
     reset flr+bus, link 16.0 GT/s PCIe x8 of x16, MSI-X 6
 0000:41:00.1 in-use   class 0403: 10de:22ba
-    driver snd_hda_intel, IOMMU group 31 with 0000:41:00.0 (vfio-pci), NUMA node 1
+    driver snd_hda_intel, IOMMU group 31 with 0000:41:00.0 (vfio-pci), NUMA node 1, /dev/vfio/31
     BAR 0 16 KiB 32-bit
     reset bus, MSI 1
 ";
@@ -244,6 +262,8 @@ mod tests {
         assert_eq!(json[0]["virtual_functions"], "2 of 7");
         assert_eq!(json[1]["physical_function"], "0000:01:00.0");
         assert_eq!(json[1]["cdev"], "vfio0");
+        let files = ["/dev/vfio/5", "/dev/vfio/devices/vfio0"];
+        assert_eq!(json[1]["files"], serde_json::json!(files));
         assert_eq!(field("state"), ["\"in-use\"", "\"ready\""]);
     }
 

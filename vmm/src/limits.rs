@@ -3,7 +3,7 @@
 use devices::remedy::Remedy;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use crate::memory_check::raise_limit;
+use crate::memory_check::{parent, raise_limit};
 
 /// Raises the limit of open files as far as it may be: every interrupt vector of a device takes
 /// an eventfd, and the usual soft limit of 1024 is there for programs that use select(2).
@@ -31,7 +31,8 @@ pub fn open_files() -> Option<u64> {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the devices have {vectors} interrupt vectors, each of which takes an open file once the guest uses it, \
-     and this process may open {limit}"
+     and this process may open {limit} (`ulimit -n` raises that, as root, or a command for the shell that starts mini-vmm, here PID {})",
+    parent()
 )]
 pub struct FewFiles {
     vectors: u64,

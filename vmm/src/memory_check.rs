@@ -69,12 +69,12 @@ pub enum MemoryCheckError {
     },
     /// The limit of locked memory is too low.
     #[error(
-        "devices need all {} of guest memory locked, and this process may lock {} (RLIMIT_MEMLOCK; \
-         `ulimit -l {}` as root before the start, LimitMEMLOCK= in a systemd unit and memlock in \
-         /etc/security/limits.conf raise it for good, CAP_IPC_LOCK does without): {}",
+        "devices need all {} of guest memory locked, and this process may lock {} (`ulimit -l {}` as root \
+         before the start, or for the shell that starts mini-vmm, here PID {}): {}",
         Bytes(*needed),
         Bytes(*limit),
         needed >> 10,
+        parent(),
         raise_limit("memlock", *needed)
     )]
     Locked {
@@ -119,10 +119,14 @@ fn reserve(pool: &str, pages: u64) -> Remedy {
     Remedy::Run(format!("echo {pages} > {pool}/nr_hugepages"))
 }
 
-/// Raises a limit of the shell that started us, so that it can start us again.
+/// The process that started us: a shell, mostly.
+pub fn parent() -> i32 {
+    rustix::process::getppid().map_or(1, |pid| pid.as_raw_nonzero().get())
+}
+
+/// Raises a limit of the shell that started us, soft and hard, so that it can start us again.
 pub fn raise_limit(limit: &str, value: u64) -> Remedy {
-    let shell = rustix::process::getppid().map_or(1, |pid| pid.as_raw_nonzero().get());
-    Remedy::Run(format!("prlimit --pid {shell} --{limit}={value}:{value}"))
+    Remedy::Run(format!("prlimit --pid {} --{limit}={value}", parent()))
 }
 
 /// Checks what the options need; decides which NUMA node RAM comes from.

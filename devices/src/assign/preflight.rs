@@ -5,6 +5,7 @@
 use std::fmt;
 
 use crate::host::Sysfs;
+use crate::host::uses::HostUses;
 use crate::pci::address::Bdf;
 use crate::remedy::Remedy;
 
@@ -18,14 +19,14 @@ pub enum PreflightError {
     #[error("{0}: no such PCI device on this host: {LIST}")]
     Absent(Bdf),
     /// Named twice.
-    #[error("{0}: the device is named twice: drop one --vfio")]
+    #[error("{0}: the device is named twice: {ONCE}")]
     Duplicate(Bdf),
     /// The firmware tells the kernel of no IOMMU.
     #[error("{0}: the host has no IOMMU enabled: {FIRMWARE}")]
     IommuOff(Bdf),
     /// The firmware offers an IOMMU, and the kernel does not use it.
     #[error(
-        "{bdf}: the host's IOMMU is there and the kernel does not use it: run `{}` as root",
+        "{bdf}: the host's IOMMU is there and the kernel does not use it until it is booted with `{option}` (reboot the host when nothing runs on it): run `{}` as root",
         iommu_command(option)
     )]
     IommuUnused {
@@ -34,18 +35,34 @@ pub enum PreflightError {
         /// The kernel parameter that turns it on.
         option: &'static str,
     },
+    /// The kernel was told to do without its IOMMU.
+    #[error(
+        "{bdf}: the host's kernel was booted with `{parameter}`, which turns its IOMMU off: {}",
+        take_out(parameter)
+    )]
+    IommuDisabled {
+        /// The device.
+        bdf: Bdf,
+        /// What stands in the kernel's command line.
+        parameter: &'static str,
+    },
     /// The IOMMU is on and does not cover the device.
     #[error(
         "{0}: no IOMMU of the host covers this device, and without it cannot be assigned safely: {ANOTHER}"
     )]
     NoGroup(Bdf),
     /// Bound to a host driver.
-    #[error("{bdf}: it is bound to the host driver {driver}, not to vfio-pci: run `{}` as root", bind_command(*bdf))]
+    #[error(
+        "{bdf}: it is bound to the host driver {driver}, not to vfio-pci{uses}: {}",
+        take(*bdf, uses)
+    )]
     HostDriver {
         /// The device.
         bdf: Bdf,
         /// Its driver.
         driver: String,
+        /// What the host uses it for.
+        uses: HostUses,
     },
     /// Bound to nothing.
     #[error("{bdf}: it is not bound to vfio-pci: run `{}` as root", bind_command(*bdf))]
@@ -55,8 +72,8 @@ pub enum PreflightError {
     },
     /// Another member of its group is bound to a host driver.
     #[error(
-        "{bdf}: IOMMU group {group} is not viable: its member {member} is bound to the host driver {driver}: run `{}` as root",
-        bind_command(*member)
+        "{bdf}: IOMMU group {group} is not viable: its member {member} is bound to the host driver {driver}{uses}: {}",
+        take(*member, uses)
     )]
     GroupMember {
         /// The device.
@@ -67,10 +84,16 @@ pub enum PreflightError {
         member: Bdf,
         /// The other member's driver.
         driver: String,
+        /// What the host uses it for.
+        uses: HostUses,
     },
 }
 
+/// What turns Intel's IOMMUs off.
+const INTEL_OFF: &str = "intel_iommu=off";
+
 const LIST: &str = "list those there are with `mini-vmm devices`";
+const ONCE: &str = "name it once";
 const FIRMWARE: &str = "turn on VT-d or AMD-Vi in the firmware; on Intel boot the host with `intel_iommu=on`, on AMD without `amd_iommu=off`";
 const ANOTHER: &str = "assign another one, or put it into another slot";
 
@@ -79,22 +102,33 @@ impl PreflightError {
     pub fn remedy(&self) -> Remedy {
         match self {
             Self::Absent(_) => Remedy::advice(LIST),
-            Self::Duplicate(_) => Remedy::advice("drop one --vfio"),
+            Self::Duplicate(_) => Remedy::advice(ONCE),
             Self::IommuOff(_) => Remedy::advice(FIRMWARE),
             Self::IommuUnused { option, .. } => Remedy::Run(iommu_command(option)),
+            Self::IommuDisabled { parameter, .. } => Remedy::Do(take_out(parameter)),
             Self::NoGroup(_) => Remedy::advice(ANOTHER),
-            Self::HostDriver { bdf, .. } | Self::NoDriver { bdf } => {
-                Remedy::Run(bind_command(*bdf))
-            }
-            Self::GroupMember { member, .. } => Remedy::Run(bind_command(*member)),
+            Self::NoDriver { bdf } => Remedy::Run(bind_command(*bdf)),
+            Self::HostDriver { bdf, uses, .. } => take(*bdf, uses),
+            Self::GroupMember { member, uses, .. } => take(*member, uses),
         }
     }
 }
 
-/// A shell command that boots the host with `option`, on distributions with GRUB's usual file.
+/// How the parameter that turns the IOMMU off leaves the host kernel's command line.
+fn take_out(parameter: &str) -> String {
+    let instead = match parameter {
+        INTEL_OFF => "; put `intel_iommu=on` in its place",
+        _ => "",
+    };
+    format!(
+        "take it out of the boot loader's settings (/etc/default/grub, then `update-grub`){instead}; then reboot the host"
+    )
+}
+
+/// A shell command that has the host booted with `option` the next time, on distributions with GRUB's usual file.
 fn iommu_command(option: &str) -> String {
     format!(
-        r#"echo 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {option}"' >> /etc/default/grub && update-grub && reboot"#
+        r#"echo 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {option}"' >> /etc/default/grub && update-grub"#
     )
 }
 
@@ -127,6 +161,15 @@ impl LeftOut {
             "`--vfio {}` gives it to the guest as well",
             self.member
         ))
+    }
+}
+
+/// Gives `bdf` to vfio-pci; what the host does with it is to be ended first, by a person who knows
+/// what that costs.
+fn take(bdf: Bdf, uses: &HostUses) -> Remedy {
+    match uses.advice() {
+        Some(advice) => Remedy::Do(advice),
+        None => Remedy::Run(bind_command(bdf)),
     }
 }
 
@@ -197,14 +240,7 @@ pub fn problems(sysfs: &Sysfs, bdf: Bdf) -> (Option<u32>, Vec<PreflightError>) {
     let Some(group) = device.group else {
         return (None, vec![PreflightError::NoGroup(bdf)]);
     };
-    let mut problems = Vec::new();
-    match device.driver {
-        None => problems.push(PreflightError::NoDriver { bdf }),
-        Some(driver) if !is_vfio(&driver) => {
-            problems.push(PreflightError::HostDriver { bdf, driver });
-        }
-        Some(_) => {}
-    }
+    let mut problems: Vec<PreflightError> = driver_problem(sysfs, bdf).into_iter().collect();
     for member in sysfs.group_members(group).unwrap_or_default() {
         if member == bdf {
             continue;
@@ -218,14 +254,53 @@ pub fn problems(sysfs: &Sysfs, bdf: Bdf) -> (Option<u32>, Vec<PreflightError>) {
                 group,
                 member,
                 driver,
+                uses: sysfs.uses(member),
             });
         }
     }
     (Some(group), problems)
 }
 
-/// Which of two things is missing: a setting of the firmware, or a parameter of the kernel.
+/// Why the device's driver, or the lack of one, is in the way.
+pub fn driver_problem(sysfs: &Sysfs, bdf: Bdf) -> Option<PreflightError> {
+    match sysfs.device(bdf)?.driver {
+        None => Some(PreflightError::NoDriver { bdf }),
+        Some(driver) if !is_vfio(&driver) => Some(PreflightError::HostDriver {
+            bdf,
+            driver,
+            uses: sysfs.uses(bdf),
+        }),
+        Some(_) => None,
+    }
+}
+
+/// The parameter that turns the IOMMU off: of several `intel_iommu=` the last counts
+/// (drivers/iommu/intel/iommu.c), `off` of the others is final.
+fn disabled_by(sysfs: &Sysfs) -> Option<&'static str> {
+    let cmdline = std::fs::read_to_string(sysfs.path("proc/cmdline")).unwrap_or_default();
+    let settings: Vec<(&str, &str)> = cmdline
+        .split_whitespace()
+        .filter_map(|word| word.split_once('='))
+        .flat_map(|(name, values)| values.split(',').map(move |value| (name, value)))
+        .collect();
+    if settings.contains(&("iommu", "off")) {
+        return Some("iommu=off");
+    }
+    if settings.contains(&("amd_iommu", "off")) {
+        return Some("amd_iommu=off");
+    }
+    let intel = settings
+        .iter()
+        .rev()
+        .find(|(name, value)| *name == "intel_iommu" && ["on", "off"].contains(value));
+    (intel? == &("intel_iommu", "off")).then_some(INTEL_OFF)
+}
+
+/// What is in the way: a parameter of the kernel, the lack of one, or a setting of the firmware.
 fn iommu_off(sysfs: &Sysfs, bdf: Bdf) -> PreflightError {
+    if let Some(parameter) = disabled_by(sysfs) {
+        return PreflightError::IommuDisabled { bdf, parameter };
+    }
     // The ACPI table by which firmware describes Intel's IOMMUs. AMD's are on by default.
     match sysfs.path("sys/firmware/acpi/tables/DMAR").exists() {
         true => PreflightError::IommuUnused {
@@ -328,6 +403,26 @@ mod tests {
             error.to_string().contains("kernel does not use it"),
             "{error}"
         );
+        assert!(!error.to_string().contains("reboot`"), "{error}");
+        for (cmdline, parameter) in [
+            (
+                "quiet intel_iommu=on,sm_on intel_iommu=off",
+                Some("`intel_iommu=off`"),
+            ),
+            ("intel_iommu=off intel_iommu=on", None),
+            ("iommu=pt,off intel_iommu=on", Some("`iommu=off`")),
+            ("amd_iommu=off", Some("`amd_iommu=off`")),
+            ("xintel_iommu=off iommu=pt", None),
+        ] {
+            fs::create_dir_all(root.path().join("proc")).unwrap();
+            fs::write(root.path().join("proc/cmdline"), cmdline).unwrap();
+            let error = check(&sysfs, &["41:00.0".parse().unwrap()]).unwrap_err();
+            let text = error.to_string();
+            match parameter {
+                Some(parameter) => assert!(text.contains(parameter), "{text}"),
+                None => assert!(text.contains("does not use it"), "{text}"),
+            }
+        }
         let two = [gpu[0], ("0000:42:00.0", "vfio-pci", None, GPU)];
         assert!(message(&two, &["42:00.0"]).contains("no IOMMU of the host covers"));
         let unbound = [("0000:41:00.0", "", Some(3), GPU)];

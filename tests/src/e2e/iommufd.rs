@@ -200,7 +200,7 @@ fn access(outcome: &Outcome) -> Verdict {
             (
                 "low-limit",
                 3,
-                &["256 MiB", "64 KiB", "RLIMIT_MEMLOCK", "ulimit -l 262144"],
+                &["256 MiB", "64 KiB", "here PID", "ulimit -l 262144"],
             ),
             ("all", 0, &[]),
             ("auto-with-group", 0, &[]),

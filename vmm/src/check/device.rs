@@ -26,8 +26,8 @@ pub struct Device {
     pub options: DeviceOptions,
     /// Its BARs, with the expansion ROM where one is shown.
     pub bars: Vec<BarInfo>,
-    /// Interrupt vectors.
-    pub vectors: u64,
+    /// Interrupt vectors; `None` where only root may know.
+    pub vectors: Option<u64>,
 }
 
 /// Looks at all devices; returns those that the host has.
@@ -74,9 +74,13 @@ fn one(
         report.fail(topic, Some(bdf), &problem.clone().into());
         if matches!(problem, PreflightError::HostDriver { .. }) {
             virtual_functions(report, sysfs, bdf);
+            boot_display(report, sysfs, bdf);
         }
     }
     let host = sysfs.device(bdf)?;
+    if !sysfs.has_iommu() {
+        driver_to_come(report, sysfs, bdf);
+    }
     if problems.is_empty() {
         let driver = host.driver.unwrap_or_default();
         report.device_ok("driver", bdf, &format!("bound to {driver}"));
@@ -96,6 +100,21 @@ fn one(
     })
 }
 
+/// Without an IOMMU vfio-pci takes no device: the command that binds it would leave it without any
+/// driver now.
+fn driver_to_come(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
+    if let Some(problem) = preflight::driver_problem(sysfs, bdf) {
+        let text = match problem {
+            PreflightError::HostDriver { driver, uses, .. } => {
+                format!("it is bound to the host driver {driver}, not to vfio-pci{uses}")
+            }
+            _ => "it is not bound to vfio-pci".to_owned(),
+        };
+        let remedy = "that comes after the IOMMU: ask `mini-vmm check` again then";
+        report.device_warn("driver", bdf, &text, Remedy::advice(remedy));
+    }
+}
+
 /// Whoever takes a card from its driver takes its virtual functions from whom they serve.
 fn virtual_functions(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
     let enabled = sysfs.virtual_functions(bdf).map_or(0, |vfs| vfs.enabled);
@@ -103,6 +122,16 @@ fn virtual_functions(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
         let text = format!("{enabled} virtual functions go with its driver");
         let remedy = "assign one of those instead (`mini-vmm devices` lists them), or end what uses them first";
         report.device_warn("driver", bdf, &text, Remedy::advice(remedy));
+    }
+}
+
+/// The host's console goes with the driver of the card that shows it.
+fn boot_display(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
+    if sysfs.is_boot_display(bdf) {
+        let text =
+            "it is the display that the host was booted on: its console goes with the driver";
+        let remedy = "end what draws on it (display server), and have another way to the host";
+        report.device_warn("driver", bdf, text, Remedy::advice(remedy));
     }
 }
 
@@ -149,14 +178,14 @@ fn reset(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
 }
 
 /// Returns the number of vectors that the device can ask for.
-fn interrupts(report: &mut Report, interrupts: Option<HostInterrupts>, bdf: Bdf) -> u64 {
+fn interrupts(report: &mut Report, interrupts: Option<HostInterrupts>, bdf: Bdf) -> Option<u64> {
     let Some(interrupts) = interrupts else {
         report.device_ok(
             "vectors",
             bdf,
             "its interrupts are known at boot (only root may read its capabilities)",
         );
-        return 0;
+        return None;
     };
     let (msix, msi) = (interrupts.msix, interrupts.msi);
     let (text, count) = match (msix, msi, interrupts.intx) {
@@ -169,7 +198,7 @@ fn interrupts(report: &mut Report, interrupts: Option<HostInterrupts>, bdf: Bdf)
         (None, None, false) => ("it has no interrupts".to_owned(), 0),
     };
     report.device_ok("vectors", bdf, &text);
-    count.into()
+    Some(count.into())
 }
 
 /// What the options say of the BARs, and those that there are.

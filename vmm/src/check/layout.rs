@@ -69,7 +69,7 @@ pub fn all(
     let everywhere = || vec![Range::from_bounds(0, u64::MAX)];
     let usable = iommu.usable.clone().unwrap_or_else(everywhere);
     if !devices.is_empty() {
-        addresses(report, iommu);
+        addresses(report, sysfs, iommu);
     }
     let guest_phys_bits = process.guest_phys_bits();
     let Choice {
@@ -166,7 +166,11 @@ fn bars(
 }
 
 /// What the IOMMU maps.
-fn addresses(report: &mut Report, iommu: &Iommu) {
+fn addresses(report: &mut Report, sysfs: &Sysfs, iommu: &Iommu) {
+    if !sysfs.has_iommu() {
+        // Each device says so.
+        return;
+    }
     match &iommu.usable {
         Some(usable) => {
             let ranges: Vec<AddressRange> = usable.iter().map(to_arch).collect();

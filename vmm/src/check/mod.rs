@@ -148,7 +148,7 @@ fn examine(config: &Config, has_kernel: bool, host: &Host) -> Examination {
     let complete = devices.len() == config.vfio.len();
     let iommu = iommu::all(&mut report, sysfs, config, &devices, *attach);
     if !devices.is_empty() {
-        let vectors = devices.iter().map(|device| device.vectors).sum();
+        let vectors: Option<u64> = devices.iter().map(|device| device.vectors).sum();
         host::files(&mut report, process, vectors);
         host::numa(&mut report, sysfs, config);
         iommu::peers(&mut report, sysfs, config, &devices, &iommu);

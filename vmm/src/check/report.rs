@@ -161,6 +161,7 @@ impl Report {
 mod tests {
     use super::*;
     use devices::assign::preflight::PreflightError;
+    use devices::host::uses::HostUses;
 
     #[test]
     fn a_failure_is_the_boots_message_and_its_remedy_apart() {
@@ -168,6 +169,7 @@ mod tests {
         let error = Error::from(PreflightError::HostDriver {
             bdf,
             driver: "nouveau".to_owned(),
+            uses: HostUses::default(),
         });
         let mut report = Report::default();
         report.device_ok("group", bdf, "IOMMU group 3");
