@@ -26,6 +26,7 @@ pub fn page(record: &Record) -> String {
             body {
                 h1 { "Boot profile" }
                 (summary(record))
+                (timeline::legend())
                 @if let Some(start) = start {
                     h2 { "Until the first guest instruction" }
                     (timeline::picture(record, start))
@@ -149,7 +150,7 @@ mod tests {
         assert!(page.starts_with("<!DOCTYPE html>"));
         assert!(page.contains("a &lt;b&gt; &amp; "), "{page}");
         assert!(page.contains("0000:41:00.0 BAR 2"));
-        assert_eq!(page.matches("<svg").count(), 2);
+        assert_eq!(page.matches("<svg viewBox").count(), 2);
         for outside in ["src=", "href=", "@import", "url("] {
             assert!(!page.contains(outside), "{outside}");
         }
@@ -158,7 +159,7 @@ mod tests {
     #[test]
     fn a_profile_of_nothing_is_a_page() {
         let page = page(&Record::default());
-        assert_eq!(page.matches("<svg").count(), 1);
+        assert_eq!(page.matches("<svg viewBox").count(), 1);
         assert!(!page.contains("NaN"));
     }
 }

@@ -25,6 +25,15 @@ const LINE: f64 = 14.0;
 const LETTER: f64 = 6.0;
 /// Bars narrower than this are drawn so wide, to be seen.
 const NARROWEST: f64 = 0.6;
+/// Half of the longest text of the axis.
+const AXIS_TEXT: f64 = 40.0;
+/// Classes of bars, which have a colour each, and what they are.
+const COLOURS: [(&str, &str); 4] = [
+    ("phase", "a phase of the VMM"),
+    ("ram", "guest RAM: populated and mapped"),
+    ("device", "a device: opened and reset"),
+    ("call", "a call about a device or a BAR"),
+];
 /// More lines are drawn, but have no text: it would be in the way of itself.
 const MOMENT_LINES: usize = 8;
 
@@ -148,7 +157,23 @@ fn axis(scale: &Scale, height: f64) -> Markup {
             @let time = f64::from(number) * tick;
             @let x = round(scale.at_ms(time));
             line.grid x1=(x) x2=(x) y1=(LINE) y2=(round(height)) {}
-            text.axis x=(x) y=(LINE - 3.0) { (short(time)) " ms" }
+            // Text in the middle of its line, but within the picture.
+            @let anchor = if x > WIDTH - AXIS_TEXT { "end" } else { "middle" };
+            text.axis x=(x) y=(LINE - 3.0) text-anchor=(anchor) { (short(time)) " ms" }
+        }
+    }
+}
+
+/// What the colours of the bars stand for.
+pub fn legend() -> Markup {
+    html! {
+        p.note {
+            @for (class, meaning) in COLOURS {
+                svg.swatch viewBox="0 0 10 10" xmlns="http://www.w3.org/2000/svg" {
+                    rect class=(class) width="10" height="10" {}
+                }
+                (meaning)
+            }
         }
     }
 }
@@ -255,6 +280,15 @@ mod tests {
             })
             .count()
         };
+        let legend = legend().into_string();
+        for node in document.descendants() {
+            if let Some(colour) = node
+                .attribute("class")
+                .and_then(|c| c.strip_prefix("slice "))
+            {
+                assert!(legend.contains(&format!("class=\"{colour}\"")), "{colour}");
+            }
+        }
         // The call is on the row of its thread and on that of its device.
         assert_eq!(count("rect", "slice"), 3);
         assert_eq!(count("rect", "row"), 2);
