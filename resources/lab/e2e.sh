@@ -16,11 +16,12 @@ hold_vm() {
 }
 
 # guest RUN [OPTION…]: boots the default guest, which runs RUN and powers off; prints the monitor's exit status.
-# GUEST_KERNEL, GUEST_MEMORY, GUEST_CPUS and GUEST_APPEND override what it boots with.
+# GUEST_KERNEL, GUEST_MEMORY, GUEST_CPUS and GUEST_APPEND override what it boots with. Its kernel is the unpacked one: unpacking
+# takes half the time of a start here, and few tests are about that. Those take $LAB_KERNEL.
 guest() {
     local run=$1
     shift
-    monitor --kernel "${GUEST_KERNEL:-$LAB_KERNEL}" --initrd "${GUEST_INITRD:-$LAB_INITRD}" \
+    monitor --kernel "${GUEST_KERNEL:-$LAB_VMLINUX}" --initrd "${GUEST_INITRD:-$LAB_INITRD}" \
         --memory "${GUEST_MEMORY:-512M}" --cpus "${GUEST_CPUS:-1}" --test-no-pv-eoi \
         --cmdline "$LAB_CMDLINE $GUEST_APPEND${run:+ RUN=\"$run\"}" "$@"
     echo "VMM EXIT $?"

@@ -5,7 +5,7 @@ use crate::e2e::{Config, Test};
 /// Every fourth with two CPUs, which take the emulator twice as long.
 const TWENTY_BOOTS: &str = r#"
 for i in $(seq 20); do
-    GUEST_KERNEL=$LAB_VMLINUX GUEST_MEMORY=256M GUEST_CPUS=$((i % 4 ? 1 : 2)) guest true || break
+    GUEST_MEMORY=256M GUEST_CPUS=$((i % 4 ? 1 : 2)) guest true || break
 done"#;
 
 /// The tests of this subject.
@@ -15,7 +15,7 @@ pub fn tests() -> Vec<Test> {
         Test::new(
             "boot::two_cpus_and_memory",
             plain(),
-            "GUEST_CPUS=2 guest 'echo CPUS $(nproc); grep MemTotal /proc/meminfo'",
+            "GUEST_KERNEL=$LAB_KERNEL GUEST_CPUS=2 guest 'echo CPUS $(nproc); grep MemTotal /proc/meminfo'",
             |outcome| {
                 outcome.expect_clean()?;
                 outcome.expect_number("CPUS", 2..=2)?;
@@ -25,7 +25,7 @@ pub fn tests() -> Vec<Test> {
         Test::new(
             "boot::memory_around_the_32_bit_hole",
             plain(),
-            "GUEST_MEMORY=4608M guest 'grep MemTotal /proc/meminfo'",
+            "GUEST_KERNEL=$LAB_KERNEL GUEST_MEMORY=4608M guest 'grep MemTotal /proc/meminfo'",
             |outcome| {
                 outcome.expect_clean()?;
                 memory_is(outcome, 4608)
@@ -40,7 +40,7 @@ pub fn tests() -> Vec<Test> {
         Test::new(
             "boot::reset_is_status_32",
             plain(),
-            "guest 'reboot -f'",
+            "GUEST_KERNEL=$LAB_KERNEL guest 'reboot -f'",
             |outcome| outcome.expect_vmm("32"),
         ),
         Test::new(
@@ -63,7 +63,7 @@ pub fn tests() -> Vec<Test> {
         Test::new(
             "boot::status_of_the_command",
             plain(),
-            "guest 'exit 7'",
+            "GUEST_KERNEL=$LAB_KERNEL guest 'exit 7'",
             |outcome| {
                 outcome.expect_vmm("0")?;
                 outcome.expect_number("GUEST EXIT", 7..=7)

@@ -23,7 +23,7 @@ pub fn config() -> Config {
 const SCRIPT: &str = r#"
 set -- $LAB_BDFS
 echo "IMAGE $(head -c 512 $LAB_DISK_d0 | sha256sum)"
-guest 'probe list; probe gpus; grep PCI.Bus /proc/iomem; probe wait /dev/nvme0n1; echo DISK $(head -c 512 /dev/nvme0n1 | sha256sum); grep nvme /proc/interrupts' \
+GUEST_KERNEL=$LAB_KERNEL guest 'probe list; probe gpus; grep PCI.Bus /proc/iomem; probe wait /dev/nvme0n1; echo DISK $(head -c 512 /dev/nvme0n1 | sha256sum); grep nvme /proc/interrupts' \
     --vfio $1 --vfio $2 --vfio $LAB_BDF_nvme"#;
 
 /// The demo as a test.

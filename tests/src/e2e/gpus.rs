@@ -11,7 +11,7 @@ const UNASSIGNED: &str = "can.t.[a]ssign|[f]ailed.to.[a]ssign|no.[s]pace.for";
 
 fn script(option: &str) -> String {
     format!(
-        "guest 'probe gpus; echo UNASSIGNED $(dmesg | grep -ciE \"{UNASSIGNED}\")' $(each --vfio $LAB_BDFS | sed 's/[.]0 /.0{option} /g')"
+        "GUEST_KERNEL=$LAB_KERNEL guest 'probe gpus; echo UNASSIGNED $(dmesg | grep -ciE \"{UNASSIGNED}\")' $(each --vfio $LAB_BDFS | sed 's/[.]0 /.0{option} /g')"
     )
     .replace('"', "'\\''")
 }
