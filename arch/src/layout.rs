@@ -127,10 +127,10 @@ pub const fn intx_gsi(slot: u8, pin: u8) -> u32 {
 pub enum LayoutError {
     /// Not a positive multiple of the granule.
     #[error(
-        "guest memory of {} is not a positive multiple of {}; ask for {} or more",
+        "guest memory of {} is not a positive multiple of {}; ask for {}",
         in_units(*size),
         in_units(*granule),
-        in_units((*size).max(1).next_multiple_of(*granule))
+        next(*size, *granule)
     )]
     Granularity {
         /// Bytes asked for.
@@ -156,6 +156,14 @@ pub enum LayoutError {
 }
 
 /// `size` in the greatest unit that tells it exactly.
+/// The next size that could be asked for.
+fn next(size: u64, granule: u64) -> String {
+    match size.max(1).checked_next_multiple_of(granule) {
+        Some(next) => format!("{} or more", in_units(next)),
+        None => "less".to_owned(),
+    }
+}
+
 fn in_units(size: u64) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
     let whole = |(shift, _): &(u32, &str)| size != 0 && size.is_multiple_of(1 << shift);

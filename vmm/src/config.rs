@@ -80,6 +80,9 @@ mini-vmm --kernel FILE [--vfio BDF]… [OPTIONS]
 
 /// What `--help` ends with.
 const EXAMPLES: &str = "\
+A device is given to vfio-pci first: mini-vmm check prints the commands, docs/user-guide.md explains them. The guest's root
+file system is in the initrd or on an assigned disk.
+
 Examples:
   mini-vmm devices                                   which devices there are, and which can be assigned
   mini-vmm check 41:00.0 --memory 64G                whether a guest could be started, and what to do about it
@@ -190,7 +193,8 @@ pub struct Config {
     #[arg(help_heading = group::RUN, long, value_name = "LEVEL", default_value = "warn")]
     pub log_level: LogLevel,
 
-    /// Appends the log to a file, with times, instead of writing it to standard error
+    /// Appends the log to a file, with times, instead of writing it to standard error; why mini-vmm
+    /// ends is told in both
     #[arg(help_heading = group::RUN, long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
 
@@ -231,7 +235,11 @@ where
     T: Into<std::ffi::OsString> + Clone,
 {
     let arguments: Vec<std::ffi::OsString> = arguments.into_iter().map(Into::into).collect();
-    let parsed = match arguments.get(1).and_then(|word| word.to_str()) {
+    let command = arguments
+        .get(1)
+        .and_then(|word| word.to_str())
+        .map(str::to_owned);
+    let parsed = match command.as_deref() {
         Some("check") => commands::check(&arguments),
         Some("devices") => commands::devices(&arguments),
         _ => Config::try_parse_from(arguments).map(|config| Command::Run(Box::new(config))),
@@ -247,18 +255,22 @@ where
             Ok(Command::Print(error.to_string()))
         }
         Err(error) => Err(UsageError::Options(
-            stray_word(&error).unwrap_or_else(|| one_line(&error)),
+            stray_word(command.as_deref(), &error).unwrap_or_else(|| one_line(&error)),
         )),
     }
 }
 
 /// A word that belongs to no option, where there is none but options: what it was meant to be.
-fn stray_word(error: &clap::Error) -> Option<String> {
+fn stray_word(command: Option<&str>, error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else {
         return None;
     };
     let is_stray = error.kind() == ErrorKind::UnknownArgument && !word.starts_with('-');
     is_stray.then(|| match word.as_str() {
+        _ if command == Some("devices") => match word.parse::<VfioOption>() {
+            Ok(_) => format!("devices lists all of them; mini-vmm check {word} looks at one"),
+            Err(_) => format!("\"{word}\" belongs to no option; devices takes --json alone"),
+        },
         "check" | "devices" => format!("the command comes first, as in mini-vmm {word}"),
         _ if word.parse::<VfioOption>().is_ok() => {
             format!("devices are given with --vfio, as in --vfio {word}")
@@ -394,6 +406,14 @@ mod tests {
         assert!(error(&["--kernel", "k", "--iommu", "vt-d"]).contains("vt-d"));
         assert!(error(&["--kernel", "k", "--cpus", "0"]).contains("at least 1"));
         assert!(error(&["--kernel", "k", "check"]).contains("comes first"));
+        let of_devices = |word| {
+            parse(["mini-vmm", "devices", word])
+                .err()
+                .unwrap()
+                .to_string()
+        };
+        assert!(of_devices("41:00.0").contains("mini-vmm check 41:00.0"));
+        assert!(of_devices("check").contains("--json alone"));
         assert!(error(&["--kernel", "k", "--cpus", "256"]).contains("more than 255"));
     }
 

@@ -207,7 +207,10 @@ impl Error {
             Self::Place { source, .. } => source.remedy(),
             Self::Kvm { remedy, .. } => remedy.clone(),
             Self::Usage(error) => error.remedy(),
-            Self::Image(_) => Remedy::advice("name another file"),
+            Self::Image(error) => Remedy::advice(match error.problem.is_permission() {
+                true => "let this user read it, or name another file",
+                false => "name another file",
+            }),
             Self::Layout(_) => Remedy::advice("ask for another amount with --memory"),
             Self::Assign(AssignError::NotEndpoint { .. }) => {
                 Remedy::advice("assign what is behind it")

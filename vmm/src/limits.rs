@@ -3,7 +3,7 @@
 use devices::remedy::Remedy;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use crate::memory_check::{parent, raise_limit};
+use crate::starter::{Limit, starter};
 
 /// Raises the limit of open files as far as it may be: every interrupt vector of a device takes
 /// an eventfd, and the usual soft limit of 1024 is there for programs that use select(2).
@@ -31,8 +31,8 @@ pub fn open_files() -> Option<u64> {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the devices have {vectors} interrupt vectors, each of which takes an open file once the guest uses it, \
-     and this process may open {limit} (`ulimit -n` raises that, as root, or a command for the shell that starts mini-vmm, here PID {})",
-    parent()
+     and this process may open {limit}{}",
+    in_a_shell()
 )]
 pub struct FewFiles {
     vectors: u64,
@@ -50,8 +50,17 @@ impl FewFiles {
 
     /// What mends it.
     pub fn remedy(&self) -> Remedy {
-        raise_limit("nofile", self.vectors.saturating_add(OTHER_FILES))
+        Limit::OpenFiles.raise(self.vectors.saturating_add(OTHER_FILES))
     }
+}
+
+/// Where a shell starts us: how it raises the limit, and which one it is.
+fn in_a_shell() -> String {
+    starter().map_or_else(String::new, |pid| {
+        format!(
+            " (`ulimit -n` raises that, as root, or a command for the shell that starts mini-vmm, here PID {pid})"
+        )
+    })
 }
 
 #[cfg(test)]

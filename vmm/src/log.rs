@@ -6,7 +6,7 @@
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::FmtContext;
@@ -17,7 +17,31 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::config::UsageError;
 use crate::options::{LogFormat, LogLevel};
-use crate::output::Messages;
+use crate::output::{self, Messages};
+
+/// Where the log goes, once it does.
+static PLACE: OnceLock<Place> = OnceLock::new();
+
+enum Place {
+    /// Standard error, among the messages.
+    Messages,
+    /// Standard error, as JSON.
+    JsonMessages,
+    /// A file.
+    File,
+}
+
+/// Says why mini-vmm ends: on standard error, and in the log where that is a file. Where standard error has the log as JSON, it
+/// has this as JSON too, and not twice.
+pub fn end(why: &str) {
+    let place = PLACE.get().unwrap_or(&Place::Messages);
+    if let Place::JsonMessages | Place::File = place {
+        tracing::error!("{why}");
+    }
+    if let Place::Messages | Place::File = place {
+        output::message(&format!("mini-vmm: {why}\n"));
+    }
+}
 
 /// Logs from now on what is of `level` or worse; to the end of `file` if there is one.
 pub fn install(level: LogLevel, format: LogFormat, file: Option<&Path>) -> Result<(), UsageError> {
@@ -37,8 +61,13 @@ pub fn install(level: LogLevel, format: LogFormat, file: Option<&Path>) -> Resul
         .with_writer(writer)
         // They would be printed to the same place, with a panic when that fails.
         .log_internal_errors(false);
+    let place = match (file, format) {
+        (Some(_), _) => Place::File,
+        (None, LogFormat::Json) => Place::JsonMessages,
+        (None, LogFormat::Text) => Place::Messages,
+    };
     // Fails when one is installed already: then that one stays.
-    let _ = match format {
+    let installed = match format {
         LogFormat::Json => tracing::subscriber::set_global_default(subscriber.json().finish()),
         LogFormat::Text => {
             let line = Line {
@@ -47,6 +76,9 @@ pub fn install(level: LogLevel, format: LogFormat, file: Option<&Path>) -> Resul
             tracing::subscriber::set_global_default(subscriber.event_format(line).finish())
         }
     };
+    if installed.is_ok() {
+        let _ = PLACE.set(place);
+    }
     Ok(())
 }
 

@@ -30,6 +30,7 @@ mod ram_mapping;
 mod ram_progress;
 mod run;
 mod signals;
+mod starter;
 mod stop;
 mod terminal;
 
@@ -103,12 +104,12 @@ fn told((text, code): (String, u8)) -> Result<ExitCode, Error> {
 fn report(outcome: &Outcome) -> ExitCode {
     match outcome {
         Outcome::Failed(error) => say(error),
-        Outcome::Crashed(how) => output::message(&format!("mini-vmm: the guest crashed: {how}\n")),
+        Outcome::Crashed(how) => log::end(&format!("the guest crashed: {how}")),
         Outcome::PoweredOff | Outcome::Reset | Outcome::Quit | Outcome::Signal(_) => {}
     }
     ExitCode::from(outcome.code())
 }
 
 fn say(error: &Error) {
-    output::message(&format!("mini-vmm: {}\n", chain(error)));
+    log::end(&chain(error).to_string());
 }

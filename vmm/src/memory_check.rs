@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::memory::NodePolicy;
 use crate::options::{HugePages, Node};
 use crate::profile::Profile;
+use crate::starter::{Limit, starter};
 
 /// The host does not grant what guest RAM needs. Each message ends with its
 /// [`MemoryCheckError::remedy`].
@@ -69,13 +70,11 @@ pub enum MemoryCheckError {
     },
     /// The limit of locked memory is too low.
     #[error(
-        "devices need all {} of guest memory locked, and this process may lock {} (`ulimit -l {}` as root \
-         before the start, or for the shell that starts mini-vmm, here PID {}): {}",
+        "devices need all {} of guest memory locked, and this process may lock {}{}: {}",
         Bytes(*needed),
         Bytes(*limit),
-        needed >> 10,
-        parent(),
-        raise_limit("memlock", *needed)
+        in_a_shell(*needed),
+        Limit::Memlock.raise(*needed)
     )]
     Locked {
         /// Bytes to be locked.
@@ -104,7 +103,7 @@ impl MemoryCheckError {
             Self::NoHugePages { .. } => Remedy::advice(POOL),
             Self::NoNode { .. } => Remedy::advice(NODE),
             Self::HostMemory { .. } => Remedy::advice(LESS),
-            Self::Locked { needed, .. } => raise_limit("memlock", *needed),
+            Self::Locked { needed, .. } => Limit::Memlock.raise(*needed),
         }
     }
 }
@@ -119,14 +118,14 @@ fn reserve(pool: &str, pages: u64) -> Remedy {
     Remedy::Run(format!("echo {pages} > {pool}/nr_hugepages"))
 }
 
-/// The process that started us: a shell, mostly.
-pub fn parent() -> i32 {
-    rustix::process::getppid().map_or(1, |pid| pid.as_raw_nonzero().get())
-}
-
-/// Raises a limit of the shell that started us, soft and hard, so that it can start us again.
-pub fn raise_limit(limit: &str, value: u64) -> Remedy {
-    Remedy::Run(format!("prlimit --pid {} --{limit}={value}", parent()))
+/// Where a shell starts us: what to type there instead, and which one it is.
+fn in_a_shell(needed: u64) -> String {
+    starter().map_or_else(String::new, |pid| {
+        format!(
+            " (`ulimit -l {}` as root before the start, or for the shell that starts mini-vmm, here PID {pid})",
+            needed >> 10
+        )
+    })
 }
 
 /// Checks what the options need; decides which NUMA node RAM comes from.

@@ -43,6 +43,34 @@ fn a_list_that_cannot_be_written_is_not_taken_for_whole() {
     assert_eq!(status.unwrap().code(), Some(0));
 }
 
+#[test]
+fn why_it_failed_is_on_standard_error_and_in_the_log() {
+    let log = std::env::temp_dir().join(format!("mini-vmm-test-{}.log", std::process::id()));
+    let fails = |options: &[&str]| {
+        let mut command = mini_vmm();
+        command.args(["--kernel", "/dev/null"]).args(options);
+        String::from_utf8(command.output().unwrap().stderr).unwrap()
+    };
+    let why = "is a pipe or a device";
+    let said = fails(&["--log-file", log.to_str().unwrap()]);
+    let logged = std::fs::read_to_string(&log).unwrap();
+    let _ = std::fs::remove_file(&log);
+    assert!(
+        said.starts_with("mini-vmm: /dev/null: ") && said.contains(why),
+        "{said}"
+    );
+    assert!(
+        logged.contains("mini-vmm: error: /dev/null: ") && logged.contains(why),
+        "{logged}"
+    );
+    let said = fails(&["--log-format", "json"]);
+    assert!(
+        said.starts_with('{') && said.matches(why).count() == 1,
+        "{said}"
+    );
+    assert_eq!(fails(&[]).matches(why).count(), 1);
+}
+
 /// Whether the process has blocked SIGTERM: from then on only reading it ends the process.
 fn blocks_sigterm(child: &Child) -> bool {
     const BLOCKED: &str = "SigBlk:";

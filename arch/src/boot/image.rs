@@ -60,6 +60,13 @@ pub enum ImageProblem {
     Unsupported(&'static str),
 }
 
+impl ImageProblem {
+    /// This user may not read the file.
+    pub fn is_permission(&self) -> bool {
+        matches!(self, Self::Io(error) if error.kind() == io::ErrorKind::PermissionDenied)
+    }
+}
+
 impl fmt::Display for ImageProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -9,7 +9,7 @@ use crate::setup::Bootable;
 const GUEST_CMDLINE: &str = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check tsc=reliable \
     random.trust_cpu=on cryptomgr.notests initcall_blacklist=load_system_certificate_list";
 /// Variables of the lab's own environment that the command gets as well.
-const PASSED: [&str; 4] = ["PATH", "TERM", "USER", "LANG"];
+const PASSED: [&str; 3] = ["TERM", "USER", "LANG"];
 const PASSED_PREFIXES: [&str; 2] = ["RUST_", "MINI_VMM_"];
 
 /// Quotes a word for a shell.
@@ -59,6 +59,11 @@ pub fn script(repository: &Path, kernels: &[Bootable], guest: &str, body: &str) 
         export("LAB_TOOL", &program.display().to_string());
     }
     export("LAB_CMDLINE", GUEST_CMDLINE);
+    // So that the program can be called by its name, as the documents do.
+    if let Some(directory) = vmm.parent() {
+        let path = std::env::var("PATH").unwrap_or_default();
+        export("PATH", &format!("{}:{path}", directory.display()));
+    }
     export("LAB_REPO", &repository.display().to_string());
     let directory = quote(&repository.display().to_string());
     text.push_str(&format!("cd {directory} || exit 125\n{body}\n"));

@@ -12,6 +12,23 @@ use crate::options::VfioOption;
 const JSON: &str = "json";
 const DEVICES: &str = "devices";
 
+/// What `mini-vmm check --help` ends with.
+const CHECK_END: &str = "\
+Each line is a fact: OK, WARN (the guest starts all the same) or FAIL. Below the last two stands what
+mends them: \"fix:\" is a command for a shell of root, \"do:\" is for you. No device is opened.
+
+Exit status: 0 a guest can be started, 2 wrong usage, 3 something fails.";
+
+/// What `mini-vmm devices --help` ends with.
+const DEVICES_END: &str = "\
+The word behind the address:
+  ready      it can be assigned now
+  in-use     a driver of the host has it
+  unbound    no driver has it: it must be given to vfio-pci
+  group      another device of its IOMMU group is not given to vfio-pci
+  no-iommu   the IOMMU is off, or does not reach it
+mini-vmm check BDF prints the commands that make it ready.";
+
 fn json() -> Arg {
     let help = "Prints one JSON object instead of lines";
     Arg::new(JSON)
@@ -39,7 +56,7 @@ pub fn check(arguments: &[OsString]) -> Result<Command, Error> {
         .bin_name("mini-vmm check")
         .about("Says whether a guest can be started with these devices and options, and what mends what is in the way")
         .override_usage("mini-vmm check BDF… [OPTIONS] [--json]")
-        .after_help("Exit status: 0 a guest can be started, 2 wrong usage, 3 something fails.")
+        .after_help(CHECK_END)
         .mut_arg("kernel", kernel)
         .mut_arg("dry_run", |arg| arg.hide(true))
         .arg(devices)
@@ -62,6 +79,7 @@ pub fn devices(arguments: &[OsString]) -> Result<Command, Error> {
     let command = Clap::new("mini-vmm devices")
         .bin_name("mini-vmm devices")
         .about("Lists the PCI devices of this host and whether each can be assigned now")
+        .after_help(DEVICES_END)
         .arg(json());
     let matches = command.try_get_matches_from(arguments.iter().skip(1))?;
     Ok(Command::Devices {

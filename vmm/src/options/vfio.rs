@@ -102,48 +102,7 @@ impl FromStr for VfioOption {
             key => key,
         }))?;
         for part in parts {
-            match part.split_once('=') {
-                Some(("p2p", value)) => {
-                    let unknown = |_| format!("p2p={value}: auto, on and off are known");
-                    option.p2p = P2p::from_str(value, false).map_err(unknown)?;
-                }
-                Some(("decode", "sticky")) => option.decode = Decode::Sticky,
-                Some(("decode", "strict")) => option.decode = Decode::Strict,
-                Some(("decode", value)) => {
-                    return Err(format!("decode={value}: sticky and strict are known"));
-                }
-                Some(("rom", "off")) => option.rom = RomOption::Off,
-                Some(("rom", "on")) => option.rom = RomOption::On,
-                Some(("rom", file)) if !file.is_empty() => {
-                    option.rom = RomOption::File(file.into())
-                }
-                Some(("gpudirect-clique", clique)) => match clique.parse() {
-                    Ok(clique @ 0..=15) => option.clique = Some(clique),
-                    _ => return Err(format!("\"{clique}\" is not a clique, 0 to 15")),
-                },
-                Some(("no-mmap", bar)) => {
-                    let bar = bar_number(bar)?;
-                    option
-                        .trapped
-                        .iter_mut()
-                        .skip(bar)
-                        .take(1)
-                        .for_each(|t| *t = true);
-                }
-                None if part == "no-mmap" => option.trapped = [true; BAR_COUNT],
-                Some((key, value)) if key.starts_with("bar") => {
-                    let bar = bar_number(key.trim_start_matches("bar"))?;
-                    let address = value.parse()?;
-                    let place = option.fixed.iter_mut().skip(bar).take(1);
-                    place.for_each(|fixed| *fixed = Some(address));
-                }
-                _ => {
-                    return Err(format!(
-                        "\"{part}\" is not known; p2p=, decode=, no-mmap[=N], barN=, rom= and \
-                         gpudirect-clique= are"
-                    ));
-                }
-            }
+            option.set(part)?;
         }
         if option.clique.is_some() && option.p2p == P2p::Off {
             return Err(
@@ -151,6 +110,52 @@ impl FromStr for VfioOption {
             );
         }
         Ok(option)
+    }
+}
+
+impl VfioOption {
+    /// What one part of the text says, `key=value` or `key`.
+    fn set(&mut self, part: &str) -> Result<(), String> {
+        match part.split_once('=') {
+            Some(("p2p", value)) => {
+                let unknown = |_| format!("p2p={value}: auto, on and off are known");
+                self.p2p = P2p::from_str(value, false).map_err(unknown)?;
+            }
+            Some(("decode", "sticky")) => self.decode = Decode::Sticky,
+            Some(("decode", "strict")) => self.decode = Decode::Strict,
+            Some(("decode", value)) => {
+                return Err(format!("decode={value}: sticky and strict are known"));
+            }
+            Some(("rom", "off")) => self.rom = RomOption::Off,
+            Some(("rom", "on")) => self.rom = RomOption::On,
+            Some(("rom", file)) if !file.is_empty() => self.rom = RomOption::File(file.into()),
+            Some(("gpudirect-clique", clique)) => match clique.parse() {
+                Ok(clique @ 0..=15) => self.clique = Some(clique),
+                _ => return Err(format!("\"{clique}\" is not a clique, 0 to 15")),
+            },
+            Some(("no-mmap", bar)) => {
+                let bar = bar_number(bar)?;
+                self.trapped
+                    .iter_mut()
+                    .skip(bar)
+                    .take(1)
+                    .for_each(|t| *t = true);
+            }
+            None if part == "no-mmap" => self.trapped = [true; BAR_COUNT],
+            Some((key, value)) if key.starts_with("bar") => {
+                let bar = bar_number(key.trim_start_matches("bar"))?;
+                let address = value.parse()?;
+                let place = self.fixed.iter_mut().skip(bar).take(1);
+                place.for_each(|fixed| *fixed = Some(address));
+            }
+            _ => {
+                return Err(format!(
+                    "\"{part}\" is not known; p2p=, decode=, no-mmap[=N], barN=, rom= and \
+                     gpudirect-clique= are"
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
