@@ -268,6 +268,7 @@ fn used() -> HostUses {
 samples!(preflights: PreflightError {
     PreflightError::Absent(_) => [PreflightError::Absent(bdf())],
     PreflightError::Duplicate(_) => [PreflightError::Duplicate(bdf())],
+    PreflightError::NotEndpoint { .. } => [PreflightError::NotEndpoint { bdf: bdf(), header: 1 }],
     PreflightError::IommuOff(_) => [PreflightError::IommuOff(bdf())],
     PreflightError::IommuUnused { .. } => [PreflightError::IommuUnused { bdf: bdf(), option: "intel_iommu=on" }],
     PreflightError::IommuDisabled { .. } => [PreflightError::IommuDisabled { bdf: bdf(), parameter: "intel_iommu=off" }],
@@ -325,7 +326,7 @@ samples!(assigns: AssignError {
     AssignError::Iommufd(_) => [AssignError::Iommufd(IommufdError::NoCdev { bdf: bdf() })],
     AssignError::Query { .. } => [AssignError::Query { bdf: bdf(), what: "BAR 2".to_owned(), source: call("VFIO_DEVICE_GET_REGION_INFO", libc::EINVAL) }],
     AssignError::Gone { .. } => [AssignError::Gone { bdf: bdf() }],
-    AssignError::NotEndpoint { .. } => [AssignError::NotEndpoint { bdf: bdf(), header: 1 }],
+    AssignError::Unfit(_) => [AssignError::Unfit(PreflightError::NotEndpoint { bdf: bdf(), header: 1 })],
     AssignError::NoRom { .. } => [AssignError::NoRom { bdf: bdf() }],
     AssignError::NotNvidia { .. } => [AssignError::NotNvidia { bdf: bdf() }],
     AssignError::NoRoomForClique { .. } => [AssignError::NoRoomForClique { bdf: bdf() }],

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use devices::assign::preflight;
 use devices::host::tree;
 use tempfile::TempDir;
 
@@ -202,8 +203,19 @@ fn a_bridge_of_the_group_is_harmless_and_a_network_card_is_not() {
     assert_eq!(examined.failures(), [""; 0]);
     let group = examined.one(Status::Ok, "group");
     assert!(group.text.contains("0000:02:00.0"), "{group:?}");
-    // The bridge itself.
-    assert!(lab.check(&["02:00.0"]).failures().contains(&"devices"));
+    // The bridge itself, and one that the host drives: no command takes it from the host.
+    for bridge in ["02:00.0", "00:11.0"] {
+        let examined = lab.check(&[bridge]);
+        assert_eq!(examined.failures(), ["devices"]);
+        let failure = examined.one(Status::Fail, "devices");
+        assert!(failure.text.contains("(header type 1)"), "{failure:?}");
+        assert_eq!(failure.advice.as_deref(), Some("assign what is behind it"));
+        let told = &examined.report.findings;
+        let of_it = told.iter().filter(|finding| finding.device.is_some());
+        assert_eq!(of_it.count(), 1, "{}", examined.report.text());
+        let boot = preflight::check(&lab.host.sysfs, &[bridge.parse().unwrap()]);
+        assert!(boot.unwrap_err().to_string().contains("only endpoints"));
+    }
 
     let lab = Lab::new("group-with-a-network-card");
     let examined = lab.check(&["01:00.1", "00:03.0"]);
