@@ -255,6 +255,7 @@ samples!(memories: MemoryError {
 
 samples!(memory_checks: MemoryCheckError {
     MemoryCheckError::HugePages { .. } => [MemoryCheckError::HugePages { needed: 4, free: 1, total: 1, size: "1G", place: "this host".to_owned(), pool: "/sys/kernel/mm/hugepages/hugepages-1048576kB".to_owned() }],
+    MemoryCheckError::RamForHugePages { .. } => [MemoryCheckError::RamForHugePages { needed: 32, free: 0, size: "1G", place: "this host".to_owned(), left: 5 << 30 }],
     MemoryCheckError::NoHugePages { .. } => [MemoryCheckError::NoHugePages { size: "1G", pool: "/sys/kernel/mm/hugepages/hugepages-1048576kB".to_owned() }],
     MemoryCheckError::NoNode { .. } => [MemoryCheckError::NoNode { node: 3, present: "0-1".to_owned() }],
     MemoryCheckError::HostMemory { .. } => [MemoryCheckError::HostMemory { needed: 1 << 40, total: 1 << 38 }],
