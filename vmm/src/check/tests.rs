@@ -474,6 +474,30 @@ fn an_unusable_kernel_is_refused_with_the_boots_code() {
 }
 
 #[test]
+fn files_that_a_boot_could_not_use_are_told_whether_a_kernel_is_named_or_not() {
+    let lab = Lab::new("iommu-39-bits");
+    let kernel = ["--kernel", "/nonexistent/bzImage"];
+    let initrd = ["--initrd", "/nonexistent/initrd"];
+    assert_eq!(lab.check(&initrd).failures(), ["initrd"]);
+    let both = lab.check(&[kernel, initrd].concat());
+    assert_eq!(both.failures(), ["image", "initrd"]);
+    let readable = lab.check(&["--initrd", "/proc/self/exe"]);
+    assert_eq!(readable.failures(), [""; 0]);
+    for form in ["html", "trace"] {
+        let path = |path: &Path| format!("{form}={}", path.display());
+        let nowhere = path(&lab.root.path().join("nodir/page"));
+        let examined = lab.check(&["--boot-profile", &nowhere]);
+        assert_eq!(examined.failures(), ["profile"]);
+        let failure = examined.one(Status::Fail, "profile");
+        assert!(failure.text.contains("/nodir/page"), "{failure:?}");
+        let page = lab.root.path().join("page");
+        let examined = lab.check(&["--boot-profile", &path(&page)]);
+        assert_eq!(examined.failures(), [""; 0]);
+        assert!(!page.exists());
+    }
+}
+
+#[test]
 fn a_plan_shows_memory_and_bars() {
     let lab = Lab::new("iommu-39-bits");
     let examined = lab.check(&["00:03.0"]);
