@@ -1,10 +1,10 @@
 //! `mini-vmm check` and `--dry-run`: what a boot would do, and what would stop it, without booting.
 //!
 //! Every verdict is the boot's own: the same functions decide, and a failure has the boot's text.
-//! Facts come from sysfs, procfs and the files that a boot opens first, and nothing is created; groups are attached to a
-//! container for a moment, to learn the addresses that the IOMMU maps. No device is opened: that
-//! would reset it. What only an opened device tells (which parts of a BAR can be mapped, whether it
-//! exports dma-bufs) is known at boot.
+//! Facts come from sysfs, procfs and the files that a boot opens first, and nothing is created;
+//! groups are attached to a container for a moment, to learn the addresses that the IOMMU maps. No
+//! device is opened: that would reset it. What only an opened device tells (which parts of a BAR can
+//! be mapped, whether it exports dma-bufs) is known at boot.
 
 mod device;
 mod host;
@@ -51,6 +51,15 @@ struct Examination {
 }
 
 impl Examination {
+    /// The exit code: of a boot that stops at something else than the host, an unusable file for
+    /// example, it would be another.
+    fn code(&self) -> u8 {
+        match self.report.fails() {
+            true => Class::Preflight.code(),
+            false => 0,
+        }
+    }
+
     /// One JSON object.
     fn json(&self) -> String {
         #[derive(Serialize)]
@@ -84,21 +93,22 @@ pub fn run(command: &CheckCommand) -> (String, u8) {
         true => examined.json(),
         false => examined.report.text(),
     };
-    let code = match examined.report.fails() {
-        true => Class::Preflight.code(),
-        false => 0,
-    };
-    (text, code)
+    (text, examined.code())
 }
 
-/// What `--dry-run` prints, and its exit code, which is the boot's. Where a boot would stop, all
-/// that it would stop at instead of a plan.
+/// What `--dry-run` prints, and its exit code. Where a boot would stop, all that it would stop at
+/// instead of a plan.
 pub fn dry_run(config: &Config) -> (String, u8) {
-    let examined = examine(config, true, &Host::this(config));
-    match (&examined.plan, examined.report.first_failure) {
-        (Some(plan), None) => (show(plan, config), 0),
-        (_, class) => (examined.report.text(), class.map_or(0, Class::code)),
-    }
+    dry_run_on(config, &Host::this(config))
+}
+
+fn dry_run_on(config: &Config, host: &Host) -> (String, u8) {
+    let examined = examine(config, true, host);
+    let text = match &examined.plan {
+        Some(plan) if !examined.report.fails() => show(plan, config),
+        _ => examined.report.text(),
+    };
+    (text, examined.code())
 }
 
 /// The plan for people.

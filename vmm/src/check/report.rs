@@ -8,7 +8,7 @@ use devices::pci::address::Bdf;
 use devices::remedy::Remedy;
 use serde::Serialize;
 
-use crate::error::{Class, Error, chain};
+use crate::error::{Error, chain};
 
 /// How a fact stands to a boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -59,8 +59,6 @@ pub struct Finding {
 pub struct Report {
     /// See the type.
     pub findings: Vec<Finding>,
-    /// Of the failure that a boot meets first.
-    pub first_failure: Option<Class>,
 }
 
 impl Report {
@@ -110,7 +108,6 @@ impl Report {
 
     /// A boot stops with this error.
     pub fn fail(&mut self, topic: &'static str, device: Option<Bdf>, error: &Error) {
-        self.first_failure.get_or_insert(error.class());
         let (message, remedy) = (chain(error), error.remedy());
         let text = remedy.cut_from(&message).to_owned();
         self.add(Status::Fail, topic, device, text, Some(remedy));
@@ -118,7 +115,7 @@ impl Report {
 
     /// Whether a boot would stop.
     pub fn fails(&self) -> bool {
-        self.first_failure.is_some()
+        self.count(Status::Fail) != 0
     }
 
     fn count(&self, status: Status) -> usize {

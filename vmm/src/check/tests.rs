@@ -60,6 +60,13 @@ impl Lab {
         examined
     }
 
+    fn dry_run(&self, arguments: &[&str]) -> (String, u8) {
+        let Ok(Command::Run(config)) = parse([&["mini-vmm"], arguments].concat()) else {
+            panic!("{arguments:?}");
+        };
+        dry_run_on(&config, &self.host)
+    }
+
     fn bind(&self, function: &str, driver: Option<&str>) {
         let link = format!("sys/bus/pci/devices/{function}/driver");
         let driver = driver.map(|driver| format!("../../../../bus/pci/drivers/{driver}"));
@@ -466,11 +473,21 @@ fn options_of_a_device_are_checked_as_by_the_boot() {
 }
 
 #[test]
-fn an_unusable_kernel_is_refused_with_the_boots_code() {
+fn whatever_is_in_the_way_a_check_and_a_dry_run_end_with_3() {
     let lab = Lab::new("iommu-39-bits");
-    let examined = lab.check(&["--kernel", "/nonexistent/bzImage"]);
-    assert_eq!(examined.failures(), ["image"]);
-    assert_eq!(examined.report.first_failure, Some(Class::Usage));
+    for (boot, topic) in [
+        (&["--kernel", "/nonexistent/bzImage"][..], "image"),
+        (&["--kernel", "/dev/null"], "image"),
+        (&["--kernel", "k", "--vfio", "7f:1f.7"], "devices"),
+    ] {
+        let examined = lab.check(boot);
+        assert!(examined.failures().contains(&topic), "{boot:?}");
+        assert_eq!(examined.code(), 3, "{boot:?}");
+        let (text, code) = lab.dry_run(boot);
+        assert_eq!(code, 3, "{text}");
+        assert_eq!(text, examined.report.text());
+    }
+    assert_eq!(lab.check(&["00:03.0"]).code(), 0);
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub fn check(arguments: &[OsString]) -> Result<Command, Error> {
         .bin_name("mini-vmm check")
         .about("Says whether a guest can be started with these devices and options, and what mends what is in the way")
         .override_usage("mini-vmm check BDF… [OPTIONS] [--json]")
-        .after_help("Exit status: 0 a guest can be started, 2 wrong usage, 3 something fails.")
+        .after_help("Exit status: 0 a guest can be started, 2 wrong usage, 3 something is in the way.")
         .mut_arg("kernel", kernel)
         .mut_arg("dry_run", |arg| arg.hide(true))
         .arg(devices)
