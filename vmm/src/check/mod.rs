@@ -60,6 +60,16 @@ impl Examination {
         }
     }
 
+    /// What a dry run prints.
+    fn dry_run(&self, config: &Config) -> String {
+        match &self.plan {
+            Some(plan) if !self.report.fails() => {
+                format!("{}{}", show(plan, config), self.report.warnings())
+            }
+            _ => self.report.text(),
+        }
+    }
+
     /// One JSON object.
     fn json(&self) -> String {
         #[derive(Serialize)]
@@ -96,7 +106,7 @@ pub fn run(command: &CheckCommand) -> (String, u8) {
     (text, examined.code())
 }
 
-/// What `--dry-run` prints, and its exit code. Where a boot would stop, all that it would stop at
+/// What `--dry-run` prints, and its exit code: the plan and the warnings. Where a boot would stop, all that it would stop at
 /// instead of a plan.
 pub fn dry_run(config: &Config) -> (String, u8) {
     dry_run_on(config, &Host::this(config))
@@ -104,11 +114,7 @@ pub fn dry_run(config: &Config) -> (String, u8) {
 
 fn dry_run_on(config: &Config, host: &Host) -> (String, u8) {
     let examined = examine(config, true, host);
-    let text = match &examined.plan {
-        Some(plan) if !examined.report.fails() => show(plan, config),
-        _ => examined.report.text(),
-    };
-    (text, examined.code())
+    (examined.dry_run(config), examined.code())
 }
 
 /// The plan for people.

@@ -54,6 +54,22 @@ pub struct Finding {
     pub advice: Option<String>,
 }
 
+impl Finding {
+    /// For people: a line, below it what mends it.
+    fn lines(&self) -> String {
+        let mut text = String::new();
+        let (status, topic) = (self.status.name(), self.topic);
+        // Writing to a String does not fail.
+        let _ = writeln!(text, "{status:<4}  {topic:<9} {}", self.text);
+        let fix = self.fix.as_ref().map(|command| ("fix", command));
+        let advice = self.advice.as_ref().map(|advice| ("do", advice));
+        for (word, remedy) in fix.into_iter().chain(advice) {
+            let _ = writeln!(text, "{:16}{word}: {remedy}", "");
+        }
+        text
+    }
+}
+
 /// All facts, in the order in which they were found.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
@@ -123,21 +139,17 @@ impl Report {
         self.findings.iter().filter(of_it).count()
     }
 
-    /// For people: a line for each fact, below it what mends it.
+    /// For people: all facts, and the verdict.
     pub fn text(&self) -> String {
-        let mut text = String::new();
-        for finding in &self.findings {
-            let (status, topic) = (finding.status.name(), finding.topic);
-            // Writing to a String does not fail.
-            let _ = writeln!(text, "{status:<4}  {topic:<9} {}", finding.text);
-            let fix = finding.fix.as_ref().map(|command| ("fix", command));
-            let advice = finding.advice.as_ref().map(|advice| ("do", advice));
-            for (word, remedy) in fix.into_iter().chain(advice) {
-                let _ = writeln!(text, "{:16}{word}: {remedy}", "");
-            }
-        }
-        let _ = writeln!(text, "{}", self.verdict());
-        text
+        let facts: String = self.findings.iter().map(Finding::lines).collect();
+        format!("{facts}{}\n", self.verdict())
+    }
+
+    /// For people: what could be better.
+    pub fn warnings(&self) -> String {
+        let warnings = self.findings.iter();
+        let warnings = warnings.filter(|finding| finding.status == Status::Warn);
+        warnings.map(Finding::lines).collect()
     }
 
     fn verdict(&self) -> String {

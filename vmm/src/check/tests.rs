@@ -515,6 +515,27 @@ fn files_that_a_boot_could_not_use_are_told_whether_a_kernel_is_named_or_not() {
 }
 
 #[test]
+fn a_dry_run_tells_the_warnings_of_the_check_behind_the_plan() {
+    let lab = Lab::new("gpu-with-audio");
+    lab.bind("0000:41:00.1", None);
+    let examined = lab.check(&[GPU]);
+    let Ok(Command::Run(config)) = parse(["mini-vmm", "--kernel", "bzImage"]) else {
+        panic!();
+    };
+    let text = examined.dry_run(&config);
+    let (plan, warnings) = text.split_once("WARN  ").unwrap();
+    assert!(plan.contains("BAR 1, 32 GiB"), "{text}");
+    assert!(!text.contains("OK  "), "{text}");
+    let remedy = "\n                do: `--vfio 0000:41:00.1` gives it to the guest as well\n";
+    for part in ["group     0000:41:00.1 is not assigned though", remedy] {
+        assert!(warnings.contains(part), "{text}");
+    }
+    let warned = examined.report.findings.iter();
+    let warned = warned.filter(|finding| finding.status == Status::Warn);
+    assert_eq!(warned.count(), text.matches("WARN  ").count());
+}
+
+#[test]
 fn a_plan_shows_memory_and_bars() {
     let lab = Lab::new("iommu-39-bits");
     let examined = lab.check(&["00:03.0"]);
