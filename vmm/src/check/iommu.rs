@@ -6,7 +6,8 @@ use devices::assign::ports::IommuBackend;
 use devices::host::Sysfs;
 use devices::iommu::choose::{DMABUF_SINCE, Decision, IommuError, decide, without_type1};
 use devices::iommu::iommufd;
-use devices::iommu::type1::{self, Type1};
+use devices::iommu::iommufd_error::IommufdError;
+use devices::iommu::type1::{self, Type1, Type1Error};
 use devices::pci::address::Bdf;
 use devices::range::Range;
 use devices::remedy::Remedy;
@@ -71,18 +72,17 @@ pub fn all(
         Ok(Decision::Type1 { why, mut lack }) => {
             let backend = format!("type1, {why}");
             let problems = type1::problems(sysfs, &fit);
-            let usable = match problems.is_empty() {
-                true => container(report, &fit, &backend, attach),
-                false => None,
-            };
+            if problems.is_empty() {
+                let open = attach.then_some(|| Type1::new(&fit));
+                if let Some(usable) = container(report, &backend, lack.take(), open) {
+                    iommu.usable = Some(usable);
+                    iommu.asked = true;
+                }
+            }
             for problem in problems {
                 let device = problem.device();
                 let error = without_type1(lack.take(), problem);
                 report.fail("access", device, &error.into());
-            }
-            if let Some(usable) = usable {
-                iommu.usable = Some(usable);
-                iommu.asked = true;
             }
             iommu.backend = Some(backend);
         }
@@ -125,18 +125,19 @@ fn firmware_memory(report: &mut Report, sysfs: &Sysfs, bdf: Bdf, group: u32) {
 }
 
 /// Whether type1 takes the groups, whose files may be used, and what it then says of its addresses.
+/// `lack`: what iommufd lacked; `open` attaches the groups, where that may be done.
 fn container(
     report: &mut Report,
-    groups: &[(Bdf, u32)],
     backend: &str,
-    attach: bool,
+    lack: Option<IommufdError>,
+    open: Option<impl FnOnce() -> Result<Type1, Type1Error>>,
 ) -> Option<Vec<Range>> {
-    if !attach {
+    let Some(open) = open else {
         report.ok("backend", format!("{backend}: its files may be used"));
         return None;
-    }
-    let asked = Type1::new(groups)
-        .map_err(|error| Error::from(IommuError::from(error)))
+    };
+    let asked = open()
+        .map_err(|error| Error::from(without_type1(lack, error)))
         .and_then(|attached| Ok(attached.iova_ranges()?));
     match asked {
         Ok(usable) => {
@@ -215,5 +216,27 @@ fn path(report: &mut Report, sysfs: &Sysfs, first: Bdf, second: Bdf) {
             "it shares the switch below {shared} with {second}, and {port} sends what they say to each other up to the root complex (ACS): correct, and slower than through the switch"
         );
         report.device_ok("p2p", first, &text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_with_neither_backend_is_told_so_as_by_the_boot() {
+        let bdf: Bdf = "41:00.0".parse().unwrap();
+        for neither in [false, true] {
+            let lack = || neither.then_some(IommufdError::NoCdev { bdf });
+            let mut report = Report::default();
+            let open = Some(|| Err(Type1Error::NoType1));
+            assert!(container(&mut report, "type1", lack(), open).is_none());
+            let text = &report.findings[0].text;
+            assert_eq!(text.contains("nor can type1"), neither, "{text}");
+            let mut boot = Report::default();
+            let error = without_type1(lack(), Type1Error::NoType1);
+            boot.fail("backend", None, &error.into());
+            assert_eq!(report.findings, boot.findings);
+        }
     }
 }
