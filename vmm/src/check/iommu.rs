@@ -18,15 +18,27 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::plan;
 
+/// Who says which addresses the IOMMU maps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Source {
+    /// Nobody before the boot, but for reserved regions.
+    #[default]
+    Boot,
+    /// The IOMMU's registers.
+    Registers,
+    /// The kernel.
+    Kernel,
+}
+
 /// The IOMMU that the devices will have.
 #[derive(Default)]
 pub struct Iommu {
     /// `type1` or `iommufd`, and why.
     pub backend: Option<String>,
-    /// The addresses that it maps; `None` where that is known at boot.
+    /// The addresses that it maps, as far as is known; `None` where nothing is.
     pub usable: Option<Vec<Range>>,
-    /// The kernel has said so; otherwise they are read from the IOMMU's registers.
-    pub asked: bool,
+    /// Who says so.
+    pub source: Source,
 }
 
 /// Looks at everything; with `attach` groups are attached to a container for a moment, which opens
@@ -53,7 +65,11 @@ pub fn all(
     }
     let attach = attach && fit.len() == config.vfio.len();
     let bdfs: Vec<Bdf> = fit.iter().map(|(bdf, _)| *bdf).collect();
-    iommu.usable = sysfs.usable_iova(&fit);
+    // On iommufd a boot lays RAM out by these.
+    iommu.usable = Some(sysfs.usable_iova(&fit));
+    if sysfs.iommu_reach(bdfs.iter().copied()).is_some() {
+        iommu.source = Source::Registers;
+    }
     for (bdf, group) in &fit {
         firmware_memory(report, sysfs, *bdf, *group);
     }
@@ -76,7 +92,7 @@ pub fn all(
                 let open = attach.then_some(|| Type1::new(&fit));
                 if let Some(usable) = container(report, &backend, lack.take(), open) {
                     iommu.usable = Some(usable);
-                    iommu.asked = true;
+                    iommu.source = Source::Kernel;
                 }
             }
             for problem in problems {

@@ -4,12 +4,14 @@ use std::path::{Path, PathBuf};
 
 use devices::assign::preflight;
 use devices::host::tree;
+use devices::pci::address::Bdf;
 use tempfile::TempDir;
 
 use super::process::KvmFacts;
 use super::report::Status;
 use super::*;
 use crate::config::{Command, parse};
+use crate::plan::to_arch;
 
 fn trees() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../resources/sysfs-trees")
@@ -266,6 +268,35 @@ fn memory_that_firmware_shares_with_a_device_is_a_warning() {
     // RAM is not put there either.
     let more = lab.check(&["00:03.0", "--memory", "4M"]);
     assert_eq!(more.plan.unwrap().ram, ["0x200000-0x5fffff"]);
+}
+
+#[test]
+fn where_sysfs_does_not_tell_how_far_the_iommu_reaches_ram_lies_as_in_the_boot() {
+    let lab = Lab::new("virtual-functions");
+    let device: Bdf = "01:10.0".parse().unwrap();
+    let sysfs = &lab.host.sysfs;
+    let group = sysfs.device(device).unwrap().group.unwrap();
+    // AMD's IOMMUs have no such registers, and HyperTransport has the last of 40 bits.
+    let cap = sysfs.path(&format!(
+        "sys/bus/pci/devices/{device}/iommu/intel-iommu/cap"
+    ));
+    std::fs::remove_file(cap).unwrap();
+    let regions = "0x0000000000100000 0x00000000001fffff reserved\n\
+        0x000000fd00000000 0x000000ffffffffff reserved\n";
+    let file = format!("sys/kernel/iommu_groups/{group}/reserved_regions");
+    lab.write(&file, regions);
+    let size = 1 << 40;
+    let examined = lab.check(&["01:10.0", "--iommu", "iommufd", "--memory", "1T"]);
+    // As `Opening::begin` and `lay_out_ram` do it.
+    let holes: Vec<_> = sysfs.unmappable([group]).iter().map(to_arch).collect();
+    let boot = arch::layout::ram_ranges(size, 2 << 20, &holes, 1 << 46).unwrap();
+    let boot: Vec<String> = boot.iter().map(ToString::to_string).collect();
+    let plan = examined.plan.as_ref();
+    assert_eq!(plan.unwrap().ram, boot, "{}", examined.report.text());
+    assert!(boot.len() == 3, "{boot:?}");
+    let told = "the IOMMU does not map 0x100000-0x1fffff, 0xfd00000000-0xffffffffff; how far";
+    let iova = examined.one(Status::Ok, "iova");
+    assert!(iova.text.starts_with(told), "{iova:?}");
 }
 
 #[test]
