@@ -17,6 +17,7 @@ mod report;
 use std::fmt::Write as _;
 
 use devices::host::Sysfs;
+use devices::remedy::Remedy;
 use serde::Serialize;
 
 use crate::config::{CheckCommand, Config};
@@ -97,13 +98,25 @@ pub fn json_line<T: Serialize>(value: &T) -> String {
 
 /// What `check` prints, and its exit code.
 pub fn run(command: &CheckCommand) -> (String, u8) {
-    let config = &command.config;
-    let examined = examine(config, command.has_kernel, &Host::this(config));
+    let examined = check_on(command, &Host::this(&command.config));
     let text = match command.json {
         true => examined.json(),
         false => examined.report.text(),
     };
     (text, examined.code())
+}
+
+fn check_on(command: &CheckCommand, host: &Host) -> Examination {
+    let config = &command.config;
+    let mut examined = examine(config, command.has_kernel, host);
+    if config.vfio.is_empty() {
+        let text = "no device is named, so that none was looked at";
+        let remedy = "name devices as `mini-vmm devices` lists them, as in mini-vmm check 41:00.0";
+        examined
+            .report
+            .warn("devices", text, Remedy::advice(remedy));
+    }
+    examined
 }
 
 /// What `--dry-run` prints, and its exit code: the plan and the warnings. Where a boot would stop, all that it would stop at
@@ -174,6 +187,8 @@ fn examine(config: &Config, has_kernel: bool, host: &Host) -> Examination {
     Examination { report, plan }
 }
 
+#[cfg(test)]
+mod command_tests;
 #[cfg(test)]
 mod damage_tests;
 #[cfg(test)]

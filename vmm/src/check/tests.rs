@@ -51,7 +51,7 @@ impl Lab {
         let Command::Check(command) = command else {
             panic!("{arguments:?}");
         };
-        let examined = examine(&command.config, command.has_kernel, &self.host);
+        let examined = check_on(&command, &self.host);
         // What every preflight must hold to.
         for finding in &examined.report.findings {
             let remedies = finding.fix.iter().chain(&finding.advice).count();
@@ -62,14 +62,14 @@ impl Lab {
         examined
     }
 
-    fn dry_run(&self, arguments: &[&str]) -> (String, u8) {
+    pub fn dry_run(&self, arguments: &[&str]) -> (String, u8) {
         let Ok(Command::Run(config)) = parse([&["mini-vmm"], arguments].concat()) else {
             panic!("{arguments:?}");
         };
         dry_run_on(&config, &self.host)
     }
 
-    fn bind(&self, function: &str, driver: Option<&str>) {
+    pub fn bind(&self, function: &str, driver: Option<&str>) {
         let link = format!("sys/bus/pci/devices/{function}/driver");
         let driver = driver.map(|driver| format!("../../../../bus/pci/drivers/{driver}"));
         tree::relink(self.root.path(), &link, driver.as_deref()).unwrap();
@@ -82,7 +82,7 @@ impl Lab {
 
 impl Examination {
     /// The one finding of a topic that has this status.
-    fn one(&self, status: Status, topic: &str) -> &Finding {
+    pub fn one(&self, status: Status, topic: &str) -> &Finding {
         let all = self.report.findings.iter();
         let found: Vec<_> = all
             .filter(|finding| (finding.status, finding.topic) == (status, topic))
@@ -100,7 +100,7 @@ impl Examination {
     }
 }
 
-const GPU: &str = "41:00.0";
+pub const GPU: &str = "41:00.0";
 
 #[test]
 fn a_gpu_whose_audio_function_has_a_driver_fails_until_that_is_bound() {
@@ -500,84 +500,5 @@ fn options_of_a_device_are_checked_as_by_the_boot() {
     ] {
         let device = format!("00:03.0,{option}");
         assert_eq!(lab.check(&[&device]).failures(), [topic], "{option}");
-    }
-}
-
-#[test]
-fn whatever_is_in_the_way_a_check_and_a_dry_run_end_with_3() {
-    let lab = Lab::new("iommu-39-bits");
-    for (boot, topic) in [
-        (&["--kernel", "/nonexistent/bzImage"][..], "image"),
-        (&["--kernel", "/dev/null"], "image"),
-        (&["--kernel", "k", "--vfio", "7f:1f.7"], "devices"),
-    ] {
-        let examined = lab.check(boot);
-        assert!(examined.failures().contains(&topic), "{boot:?}");
-        assert_eq!(examined.code(), 3, "{boot:?}");
-        let (text, code) = lab.dry_run(boot);
-        assert_eq!(code, 3, "{text}");
-        assert_eq!(text, examined.report.text());
-    }
-    assert_eq!(lab.check(&["00:03.0"]).code(), 0);
-}
-
-#[test]
-fn files_that_a_boot_could_not_use_are_told_whether_a_kernel_is_named_or_not() {
-    let lab = Lab::new("iommu-39-bits");
-    let kernel = ["--kernel", "/nonexistent/bzImage"];
-    let initrd = ["--initrd", "/nonexistent/initrd"];
-    assert_eq!(lab.check(&initrd).failures(), ["initrd"]);
-    let both = lab.check(&[kernel, initrd].concat());
-    assert_eq!(both.failures(), ["image", "initrd"]);
-    let readable = lab.check(&["--initrd", "/proc/self/exe"]);
-    assert_eq!(readable.failures(), [""; 0]);
-    for form in ["html", "trace"] {
-        let path = |path: &Path| format!("{form}={}", path.display());
-        let nowhere = path(&lab.root.path().join("nodir/page"));
-        let examined = lab.check(&["--boot-profile", &nowhere]);
-        assert_eq!(examined.failures(), ["profile"]);
-        let failure = examined.one(Status::Fail, "profile");
-        assert!(failure.text.contains("/nodir/page"), "{failure:?}");
-        let page = lab.root.path().join("page");
-        let examined = lab.check(&["--boot-profile", &path(&page)]);
-        assert_eq!(examined.failures(), [""; 0]);
-        assert!(!page.exists());
-    }
-}
-
-#[test]
-fn a_dry_run_tells_the_warnings_of_the_check_behind_the_plan() {
-    let lab = Lab::new("gpu-with-audio");
-    lab.bind("0000:41:00.1", None);
-    let examined = lab.check(&[GPU]);
-    let Ok(Command::Run(config)) = parse(["mini-vmm", "--kernel", "bzImage"]) else {
-        panic!();
-    };
-    let text = examined.dry_run(&config);
-    let (plan, warnings) = text.split_once("WARN  ").unwrap();
-    assert!(plan.contains("BAR 1, 32 GiB"), "{text}");
-    assert!(!text.contains("OK  "), "{text}");
-    let remedy = "\n                do: `--vfio 0000:41:00.1` gives it to the guest as well\n";
-    for part in ["group     0000:41:00.1 is not assigned though", remedy] {
-        assert!(warnings.contains(part), "{text}");
-    }
-    let warned = examined.report.findings.iter();
-    let warned = warned.filter(|finding| finding.status == Status::Warn);
-    assert_eq!(warned.count(), text.matches("WARN  ").count());
-}
-
-#[test]
-fn a_plan_shows_memory_and_bars() {
-    let lab = Lab::new("iommu-39-bits");
-    let examined = lab.check(&["00:03.0"]);
-    let Ok(Command::Run(config)) = parse(["mini-vmm", "--kernel", "bzImage"]) else {
-        panic!();
-    };
-    let text = show(examined.plan.as_ref().unwrap(), &config);
-    for part in [
-        "RAM        0x0-0x3fffffff",
-        "BAR 2, 4 GiB 64-bit prefetchable, at 0x",
-    ] {
-        assert!(text.contains(part), "{text}");
     }
 }
