@@ -255,6 +255,7 @@ samples!(memories: MemoryError {
 
 samples!(memory_checks: MemoryCheckError {
     MemoryCheckError::HugePages { .. } => [MemoryCheckError::HugePages { needed: 4, free: 1, total: 1, size: "1G", place: "this host".to_owned(), pool: "/sys/kernel/mm/hugepages/hugepages-1048576kB".to_owned() }],
+    MemoryCheckError::RamForHugePages { .. } => [MemoryCheckError::RamForHugePages { needed: 32, free: 0, size: "1G", place: "this host".to_owned(), left: 5 << 30 }],
     MemoryCheckError::NoHugePages { .. } => [MemoryCheckError::NoHugePages { size: "1G", pool: "/sys/kernel/mm/hugepages/hugepages-1048576kB".to_owned() }],
     MemoryCheckError::NoNode { .. } => [MemoryCheckError::NoNode { node: 3, present: "0-1".to_owned() }],
     MemoryCheckError::HostMemory { .. } => [MemoryCheckError::HostMemory { needed: 1 << 40, total: 1 << 38 }],
@@ -268,6 +269,7 @@ fn used() -> HostUses {
 samples!(preflights: PreflightError {
     PreflightError::Absent(_) => [PreflightError::Absent(bdf())],
     PreflightError::Duplicate(_) => [PreflightError::Duplicate(bdf())],
+    PreflightError::NotEndpoint { .. } => [PreflightError::NotEndpoint { bdf: bdf(), header: 1 }],
     PreflightError::IommuOff(_) => [PreflightError::IommuOff(bdf())],
     PreflightError::IommuUnused { .. } => [PreflightError::IommuUnused { bdf: bdf(), option: "intel_iommu=on" }],
     PreflightError::IommuDisabled { .. } => [PreflightError::IommuDisabled { bdf: bdf(), parameter: "intel_iommu=off" }],
@@ -325,7 +327,7 @@ samples!(assigns: AssignError {
     AssignError::Iommufd(_) => [AssignError::Iommufd(IommufdError::NoCdev { bdf: bdf() })],
     AssignError::Query { .. } => [AssignError::Query { bdf: bdf(), what: "BAR 2".to_owned(), source: call("VFIO_DEVICE_GET_REGION_INFO", libc::EINVAL) }],
     AssignError::Gone { .. } => [AssignError::Gone { bdf: bdf() }],
-    AssignError::NotEndpoint { .. } => [AssignError::NotEndpoint { bdf: bdf(), header: 1 }],
+    AssignError::Unfit(_) => [AssignError::Unfit(PreflightError::NotEndpoint { bdf: bdf(), header: 1 })],
     AssignError::NoRom { .. } => [AssignError::NoRom { bdf: bdf() }],
     AssignError::NotNvidia { .. } => [AssignError::NotNvidia { bdf: bdf() }],
     AssignError::NoRoomForClique { .. } => [AssignError::NoRoomForClique { bdf: bdf() }],

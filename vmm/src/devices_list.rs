@@ -139,6 +139,7 @@ fn files(sysfs: &Sysfs, bdf: Bdf, group: Option<u32>) -> Vec<String> {
 fn state(sysfs: &Sysfs, bdf: Bdf) -> &'static str {
     match preflight::problems(sysfs, bdf).1.first() {
         None => "ready",
+        Some(PreflightError::NotEndpoint { .. }) => "bridge",
         Some(PreflightError::HostDriver { .. }) => "in-use",
         Some(PreflightError::NoDriver { .. }) => "unbound",
         Some(PreflightError::GroupMember { .. }) => "group",

@@ -212,9 +212,7 @@ impl Error {
                 false => "name another file",
             }),
             Self::Layout(_) => Remedy::advice("ask for another amount with --memory"),
-            Self::Assign(AssignError::NotEndpoint { .. }) => {
-                Remedy::advice("assign what is behind it")
-            }
+            Self::Assign(AssignError::Unfit(error)) => error.remedy(),
             Self::Assign(AssignError::NotNvidia { .. }) => Remedy::advice("leave it out"),
             Self::Assign(AssignError::NoSuchBar { .. }) => {
                 Remedy::advice("name one of those, or leave the option out")

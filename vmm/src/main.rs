@@ -15,6 +15,7 @@ mod device_events;
 mod devices_list;
 mod error;
 mod events;
+mod host_ram;
 mod kvm;
 mod limits;
 mod log;

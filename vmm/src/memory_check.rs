@@ -12,6 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::config::Config;
+use crate::host_ram::{count, meminfo, ram_outside_pools};
 use crate::memory::NodePolicy;
 use crate::options::{HugePages, Node};
 use crate::profile::Profile;
@@ -39,6 +40,24 @@ pub enum MemoryCheckError {
         place: String,
         /// The pool's directory.
         pool: String,
+    },
+    /// The pool is too small, and there is no RAM to enlarge it from.
+    #[error(
+        "guest memory needs {needed} huge pages of {size}, {free} are free on {place}, and the {} of its RAM \
+         that are not in huge pages yet are too few for the rest: {LESS}",
+        Mebibytes(*left)
+    )]
+    RamForHugePages {
+        /// Pages needed.
+        needed: u64,
+        /// Pages free and not promised to others.
+        free: u64,
+        /// 2M or 1G.
+        size: &'static str,
+        /// The NUMA node, or the whole host.
+        place: String,
+        /// Bytes of RAM that are in no pool.
+        left: u64,
     },
     /// The host kernel has no such huge pages.
     #[error("this host has no huge pages of {size} ({pool} is missing): {POOL}")]
@@ -102,7 +121,7 @@ impl MemoryCheckError {
             } => reserve(pool, missing(*needed, *free, *total)),
             Self::NoHugePages { .. } => Remedy::advice(POOL),
             Self::NoNode { .. } => Remedy::advice(NODE),
-            Self::HostMemory { .. } => Remedy::advice(LESS),
+            Self::HostMemory { .. } | Self::RamForHugePages { .. } => Remedy::advice(LESS),
             Self::Locked { needed, .. } => Limit::Memlock.raise(*needed),
         }
     }
@@ -172,12 +191,7 @@ impl fmt::Display for Mebibytes {
 /// returned.
 pub fn check_host_memory(root: &Path, needed: u64) -> Result<Option<u64>, MemoryCheckError> {
     let text = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
-    let bytes = |name: &str| -> Option<u64> {
-        let line = text.lines().find(|line| line.starts_with(name))?;
-        let kib: u64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
-        kib.checked_mul(1024)
-    };
-    match (bytes("MemTotal:"), bytes("MemAvailable:")) {
+    match (meminfo(&text, "MemTotal:"), meminfo(&text, "MemAvailable:")) {
         (Some(total), _) if needed > total => Err(MemoryCheckError::HostMemory { needed, total }),
         (_, Some(available)) if needed > available => Ok(Some(available)),
         _ => Ok(None),
@@ -248,21 +262,25 @@ pub fn check_huge_pages(
         });
     }
     // Reservations are counted for the whole host alone.
-    let read = |what: &str| -> u64 {
-        fs::read_to_string(pool.join(what))
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-            .unwrap_or(0)
-    };
-    let free = read("free_hugepages").saturating_sub(read("resv_hugepages"));
+    let free = count(&pool, "free_hugepages").saturating_sub(count(&pool, "resv_hugepages"));
     let needed = size.div_ceil(pages.bytes());
     if free >= needed {
         return Ok(());
     }
+    let rest = (needed - free).saturating_mul(pages.bytes());
+    if let Some(left) = ram_outside_pools(root, node).filter(|left| *left < rest) {
+        return Err(MemoryCheckError::RamForHugePages {
+            needed,
+            free,
+            size: name,
+            place,
+            left,
+        });
+    }
     Err(MemoryCheckError::HugePages {
         needed,
         free,
-        total: read("nr_hugepages"),
+        total: count(&pool, "nr_hugepages"),
         size: name,
         place,
         pool: told,
@@ -361,6 +379,39 @@ mod tests {
         let text = check(Some(1)).unwrap_err().to_string();
         for part in ["1 are free on NUMA node 1", "echo 7 > ", "node1/hugepages"] {
             assert!(text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn huge_pages_for_which_there_is_no_ram_are_refused_without_a_command() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let pools = "sys/kernel/mm/hugepages";
+        let node = "sys/devices/system/node/node1";
+        for pools in [pools, &format!("{node}/hugepages")] {
+            for (size, pages) in [("1048576", "1\n"), ("2048", "512\n")] {
+                let values = [("free_hugepages", "0\n"), ("resv_hugepages", "0\n")];
+                let pool_of = format!("{pools}/hugepages-{size}kB");
+                pool(
+                    root,
+                    &pool_of,
+                    [values[0], values[1], ("nr_hugepages", pages)],
+                );
+            }
+        }
+        fs::create_dir_all(root.join("proc")).unwrap();
+        fs::write(root.join("proc/meminfo"), "MemTotal:       16777216 kB\n").unwrap();
+        let meminfo = "Node 1 MemTotal:        8388608 kB\nNode 1 MemFree:  1 kB\n";
+        fs::write(root.join(node).join("meminfo"), meminfo).unwrap();
+        // 2 GiB of them are in pools, of both sizes.
+        for (node, fit) in [(None, 14), (Some(1), 6)] {
+            let check = |gib: u64| check_huge_pages(root, gib << 30, HugePages::Size1G, node);
+            let error = check(fit).unwrap_err();
+            assert!(matches!(error.remedy(), Remedy::Run(_)), "{error}");
+            let error = check(fit + 1).unwrap_err();
+            assert_eq!(error.remedy(), Remedy::advice(LESS), "{error}");
+            let left = format!("{} MiB of its RAM", fit << 10);
+            assert!(error.to_string().contains(&left), "{error}");
         }
     }
 

@@ -115,11 +115,14 @@ impl BootSource {
     pub fn open(kernel: &Path, initrd: Option<&Path>, cmdline: String) -> Result<Self, ImageError> {
         Ok(Self {
             kernel: KernelImage::open(kernel)?,
-            initrd: initrd
-                .map(|path| InputFile::open(path, "an initrd"))
-                .transpose()?,
+            initrd: initrd.map(Self::open_initrd).transpose()?,
             cmdline,
         })
+    }
+
+    /// Opens and checks an initrd alone.
+    pub fn open_initrd(path: &Path) -> Result<InputFile, ImageError> {
+        InputFile::open(path, "an initrd")
     }
 }
 

@@ -3,6 +3,7 @@
 
 use super::commit::CommitError;
 use super::ports::{CallError, Region};
+use super::preflight::PreflightError;
 use crate::iommu::iommufd_error::IommufdError;
 use crate::pci::address::Bdf;
 use crate::pci::bar::BarError;
@@ -40,16 +41,9 @@ pub enum AssignError {
         /// The device.
         bdf: Bdf,
     },
-    /// A bridge or other device that is no endpoint.
-    #[error(
-        "{bdf}: only endpoints can be assigned, this is a bridge (header type {header}): assign what is behind it"
-    )]
-    NotEndpoint {
-        /// The device.
-        bdf: Bdf,
-        /// Its header layout.
-        header: u8,
-    },
+    /// It is not what sysfs said: a bridge.
+    #[error(transparent)]
+    Unfit(#[from] PreflightError),
     /// A ROM was asked for and there is none.
     #[error("{bdf}: rom=on: the device has no expansion ROM that can be read (rom=FILE shows one)")]
     NoRom {
@@ -144,7 +138,7 @@ impl AssignError {
             Self::Open { .. }
             | Self::Iommufd(_)
             | Self::Gone { .. }
-            | Self::NotEndpoint { .. }
+            | Self::Unfit(_)
             | Self::Bars { .. }
             | Self::NoSuchBar { .. }
             | Self::NoRom { .. }

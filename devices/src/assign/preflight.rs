@@ -21,6 +21,16 @@ pub enum PreflightError {
     /// Named twice.
     #[error("{0}: the device is named twice: {ONCE}")]
     Duplicate(Bdf),
+    /// A bridge or other device that is no endpoint.
+    #[error(
+        "{bdf}: only endpoints can be assigned, this is a bridge (header type {header}): {BEHIND}"
+    )]
+    NotEndpoint {
+        /// The device.
+        bdf: Bdf,
+        /// Its header layout.
+        header: u8,
+    },
     /// The firmware tells the kernel of no IOMMU.
     #[error("{0}: the host has no IOMMU enabled: {FIRMWARE}")]
     IommuOff(Bdf),
@@ -94,6 +104,7 @@ const INTEL_OFF: &str = "intel_iommu=off";
 
 const LIST: &str = "list those there are with `mini-vmm devices`";
 const ONCE: &str = "name it once";
+const BEHIND: &str = "assign what is behind it";
 const FIRMWARE: &str = "turn on VT-d or AMD-Vi in the firmware; on Intel boot the host with `intel_iommu=on`, on AMD without `amd_iommu=off`";
 const ANOTHER: &str = "assign another one, or put it into another slot";
 
@@ -103,6 +114,7 @@ impl PreflightError {
         match self {
             Self::Absent(_) => Remedy::advice(LIST),
             Self::Duplicate(_) => Remedy::advice(ONCE),
+            Self::NotEndpoint { .. } => Remedy::advice(BEHIND),
             Self::IommuOff(_) => Remedy::advice(FIRMWARE),
             Self::IommuUnused { option, .. } => Remedy::Run(iommu_command(option)),
             Self::IommuDisabled { parameter, .. } => Remedy::Do(take_out(parameter)),
@@ -229,11 +241,15 @@ fn check_one(sysfs: &Sysfs, bdf: Bdf) -> Result<u32, PreflightError> {
     }
 }
 
-/// The device's IOMMU group, and all that is in the way of assigning it.
+/// The device's IOMMU group, and all that is in the way of assigning it. Of a bridge nothing else
+/// counts: no driver would make it fit, and the host needs the one that it has.
 pub fn problems(sysfs: &Sysfs, bdf: Bdf) -> (Option<u32>, Vec<PreflightError>) {
     let Some(device) = sysfs.device(bdf) else {
         return (None, vec![PreflightError::Absent(bdf)]);
     };
+    if let Some(header) = sysfs.header_layout(bdf).filter(|header| *header != 0) {
+        return (None, vec![PreflightError::NotEndpoint { bdf, header }]);
+    }
     if !sysfs.has_iommu() {
         return (None, vec![iommu_off(sysfs, bdf)]);
     }

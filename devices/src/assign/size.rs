@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::error::AssignError;
 use super::ports::{IrqIndex, IrqInfo, Region, RegionInfo, VfioDevice};
+use super::preflight::PreflightError;
 use crate::pci::address::Bdf;
 use crate::pci::bar::{BarInfo, discover};
 use crate::pci::caps::{Capabilities, MsixCap, filter};
@@ -104,7 +105,7 @@ fn read_config(bdf: Bdf, device: &dyn VfioDevice) -> Result<Vec<u8>, AssignError
     }
     let header = HeaderType(image::read_u8(&config, Reg::HEADER_TYPE.offset())).layout();
     if header != 0 {
-        return Err(AssignError::NotEndpoint { bdf, header });
+        return Err(PreflightError::NotEndpoint { bdf, header }.into());
     }
     Ok(config)
 }

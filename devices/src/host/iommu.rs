@@ -78,19 +78,24 @@ impl Sysfs {
         unmappable.map(|region| region.range).collect()
     }
 
+    /// The end of the IO-virtual addresses that the IOMMUs above all of `devices` translate; `None`
+    /// where sysfs does not tell.
+    pub fn iommu_reach(&self, devices: impl IntoIterator<Item = Bdf>) -> Option<u64> {
+        let bits = devices.into_iter().map(|bdf| self.iommu_bits(bdf));
+        let bits: Option<Vec<u32>> = bits.collect();
+        Some(1u64 << bits?.into_iter().min()?.min(63))
+    }
+
     /// The IO-virtual addresses that all of `devices`, each with its group, can use, as far as
-    /// sysfs knows; `None` where it does not know how far an IOMMU reaches.
-    pub fn usable_iova(&self, devices: &[(Bdf, u32)]) -> Option<Vec<Range>> {
-        let bits: Option<Vec<u32>> = devices
-            .iter()
-            .map(|(bdf, _)| self.iommu_bits(*bdf))
-            .collect();
-        let end = 1u64 << bits?.into_iter().min()?.min(63);
-        let mut usable = vec![Range::from_bounds(0, end)];
+    /// sysfs knows: up to the end of the address space where it does not tell how far an IOMMU
+    /// reaches.
+    pub fn usable_iova(&self, devices: &[(Bdf, u32)]) -> Vec<Range> {
+        let reach = self.iommu_reach(devices.iter().map(|(bdf, _)| *bdf));
+        let mut usable = vec![Range::from_bounds(0, reach.unwrap_or(u64::MAX))];
         for hole in self.unmappable(devices.iter().map(|(_, group)| *group)) {
             usable = usable.iter().flat_map(|r| without(r, &hole)).collect();
         }
-        Some(usable)
+        usable
     }
 
     /// Whether the host remaps interrupts: the kernel then calls its interrupt controllers "IR-…".

@@ -68,7 +68,9 @@ fn one(
         let topic = match problem {
             PreflightError::GroupMember { .. } => "group",
             PreflightError::HostDriver { .. } | PreflightError::NoDriver { .. } => "driver",
-            PreflightError::Absent(_) | PreflightError::Duplicate(_) => "devices",
+            PreflightError::Absent(_)
+            | PreflightError::Duplicate(_)
+            | PreflightError::NotEndpoint { .. } => "devices",
             _ => "iommu",
         };
         report.fail(topic, Some(bdf), &problem.clone().into());
@@ -76,6 +78,9 @@ fn one(
             virtual_functions(report, sysfs, bdf);
             boot_display(report, sysfs, bdf);
         }
+    }
+    if let [PreflightError::NotEndpoint { .. }] = problems.as_slice() {
+        return None;
     }
     let host = sysfs.device(bdf)?;
     if !sysfs.has_iommu() {
@@ -87,7 +92,7 @@ fn one(
         group_members(report, sysfs, bdf, group?);
     }
     let group = group.filter(|_| problems.is_empty());
-    header(report, sysfs, bdf)?;
+    answers(report, sysfs, bdf)?;
     reset(report, sysfs, bdf);
     let vectors = interrupts(report, sysfs.interrupts(bdf), bdf);
     let (options, bars) = bars(report, sysfs, config, number, bdf)?;
@@ -151,15 +156,13 @@ fn group_members(report: &mut Report, sysfs: &Sysfs, bdf: Bdf, group: u32) {
     report.device_ok("group", bdf, &text);
 }
 
-/// Only endpoints that answer can be assigned.
-fn header(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) -> Option<()> {
-    let error = match sysfs.header_layout(bdf) {
-        Some(0) => return Some(()),
-        Some(header) => AssignError::NotEndpoint { bdf, header },
-        None => AssignError::Gone { bdf },
-    };
-    report.fail("devices", Some(bdf), &error.into());
-    None
+/// Only devices that answer can be assigned.
+fn answers(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) -> Option<()> {
+    if sysfs.header_layout(bdf).is_none() {
+        report.fail("devices", Some(bdf), &AssignError::Gone { bdf }.into());
+        return None;
+    }
+    Some(())
 }
 
 fn reset(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {

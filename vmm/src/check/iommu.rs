@@ -6,7 +6,8 @@ use devices::assign::ports::IommuBackend;
 use devices::host::Sysfs;
 use devices::iommu::choose::{DMABUF_SINCE, Decision, IommuError, decide, without_type1};
 use devices::iommu::iommufd;
-use devices::iommu::type1::{self, Type1};
+use devices::iommu::iommufd_error::IommufdError;
+use devices::iommu::type1::{self, Type1, Type1Error};
 use devices::pci::address::Bdf;
 use devices::range::Range;
 use devices::remedy::Remedy;
@@ -17,15 +18,27 @@ use crate::config::Config;
 use crate::error::Error;
 use crate::plan;
 
+/// Who says which addresses the IOMMU maps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Source {
+    /// Nobody before the boot, but for reserved regions.
+    #[default]
+    Boot,
+    /// The IOMMU's registers.
+    Registers,
+    /// The kernel.
+    Kernel,
+}
+
 /// The IOMMU that the devices will have.
 #[derive(Default)]
 pub struct Iommu {
     /// `type1` or `iommufd`, and why.
     pub backend: Option<String>,
-    /// The addresses that it maps; `None` where that is known at boot.
+    /// The addresses that it maps, as far as is known; `None` where nothing is.
     pub usable: Option<Vec<Range>>,
-    /// The kernel has said so; otherwise they are read from the IOMMU's registers.
-    pub asked: bool,
+    /// Who says so.
+    pub source: Source,
 }
 
 /// Looks at everything; with `attach` groups are attached to a container for a moment, which opens
@@ -52,7 +65,11 @@ pub fn all(
     }
     let attach = attach && fit.len() == config.vfio.len();
     let bdfs: Vec<Bdf> = fit.iter().map(|(bdf, _)| *bdf).collect();
-    iommu.usable = sysfs.usable_iova(&fit);
+    // On iommufd a boot lays RAM out by these.
+    iommu.usable = Some(sysfs.usable_iova(&fit));
+    if sysfs.iommu_reach(bdfs.iter().copied()).is_some() {
+        iommu.source = Source::Registers;
+    }
     for (bdf, group) in &fit {
         firmware_memory(report, sysfs, *bdf, *group);
     }
@@ -71,18 +88,17 @@ pub fn all(
         Ok(Decision::Type1 { why, mut lack }) => {
             let backend = format!("type1, {why}");
             let problems = type1::problems(sysfs, &fit);
-            let usable = match problems.is_empty() {
-                true => container(report, &fit, &backend, attach),
-                false => None,
-            };
+            if problems.is_empty() {
+                let open = attach.then_some(|| Type1::new(&fit));
+                if let Some(usable) = container(report, &backend, lack.take(), open) {
+                    iommu.usable = Some(usable);
+                    iommu.source = Source::Kernel;
+                }
+            }
             for problem in problems {
                 let device = problem.device();
                 let error = without_type1(lack.take(), problem);
                 report.fail("access", device, &error.into());
-            }
-            if let Some(usable) = usable {
-                iommu.usable = Some(usable);
-                iommu.asked = true;
             }
             iommu.backend = Some(backend);
         }
@@ -125,18 +141,19 @@ fn firmware_memory(report: &mut Report, sysfs: &Sysfs, bdf: Bdf, group: u32) {
 }
 
 /// Whether type1 takes the groups, whose files may be used, and what it then says of its addresses.
+/// `lack`: what iommufd lacked; `open` attaches the groups, where that may be done.
 fn container(
     report: &mut Report,
-    groups: &[(Bdf, u32)],
     backend: &str,
-    attach: bool,
+    lack: Option<IommufdError>,
+    open: Option<impl FnOnce() -> Result<Type1, Type1Error>>,
 ) -> Option<Vec<Range>> {
-    if !attach {
+    let Some(open) = open else {
         report.ok("backend", format!("{backend}: its files may be used"));
         return None;
-    }
-    let asked = Type1::new(groups)
-        .map_err(|error| Error::from(IommuError::from(error)))
+    };
+    let asked = open()
+        .map_err(|error| Error::from(without_type1(lack, error)))
         .and_then(|attached| Ok(attached.iova_ranges()?));
     match asked {
         Ok(usable) => {
@@ -215,5 +232,27 @@ fn path(report: &mut Report, sysfs: &Sysfs, first: Bdf, second: Bdf) {
             "it shares the switch below {shared} with {second}, and {port} sends what they say to each other up to the root complex (ACS): correct, and slower than through the switch"
         );
         report.device_ok("p2p", first, &text);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_with_neither_backend_is_told_so_as_by_the_boot() {
+        let bdf: Bdf = "41:00.0".parse().unwrap();
+        for neither in [false, true] {
+            let lack = || neither.then_some(IommufdError::NoCdev { bdf });
+            let mut report = Report::default();
+            let open = Some(|| Err(Type1Error::NoType1));
+            assert!(container(&mut report, "type1", lack(), open).is_none());
+            let text = &report.findings[0].text;
+            assert_eq!(text.contains("nor can type1"), neither, "{text}");
+            let mut boot = Report::default();
+            let error = without_type1(lack(), Type1Error::NoType1);
+            boot.fail("backend", None, &error.into());
+            assert_eq!(report.findings, boot.findings);
+        }
     }
 }

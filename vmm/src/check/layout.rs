@@ -12,7 +12,7 @@ use devices::remedy::Remedy;
 use serde::Serialize;
 
 use super::device::Device;
-use super::iommu::Iommu;
+use super::iommu::{Iommu, Source};
 use super::process::Process;
 use super::report::Report;
 use crate::config::Config;
@@ -171,17 +171,28 @@ fn addresses(report: &mut Report, sysfs: &Sysfs, iommu: &Iommu) {
         // Each device says so.
         return;
     }
-    match &iommu.usable {
-        Some(usable) => {
-            let ranges: Vec<AddressRange> = usable.iter().map(to_arch).collect();
-            let source = match iommu.asked {
-                true => "",
-                false => " by its registers; what the kernel says is known at boot",
-            };
-            report.ok("iova", format!("the IOMMU maps {}{source}", list(&ranges)));
-        }
-        None => report.ok("iova", "which addresses the IOMMU maps is known at boot"),
-    }
+    let usable = iommu.usable.as_deref().unwrap_or_default();
+    let maps = || {
+        let ranges: Vec<AddressRange> = usable.iter().map(to_arch).collect();
+        format!("the IOMMU maps {}", list(&ranges))
+    };
+    let holes = match iommu.usable {
+        Some(_) => plan::holes(usable),
+        None => Vec::new(),
+    };
+    let text = match (iommu.source, holes.as_slice()) {
+        (Source::Kernel, _) => maps(),
+        (Source::Registers, _) => format!(
+            "{} by its registers; what the kernel says is known at boot",
+            maps()
+        ),
+        (Source::Boot, []) => "which addresses the IOMMU maps is known at boot".to_owned(),
+        (Source::Boot, holes) => format!(
+            "the IOMMU does not map {}; how far it reaches is known at boot",
+            list(holes)
+        ),
+    };
+    report.ok("iova", text);
 }
 
 fn list(ranges: &[AddressRange]) -> String {

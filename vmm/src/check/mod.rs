@@ -1,26 +1,27 @@
 //! `mini-vmm check` and `--dry-run`: what a boot would do, and what would stop it, without booting.
 //!
 //! Every verdict is the boot's own: the same functions decide, and a failure has the boot's text.
-//! Facts come from sysfs, procfs and the files that a boot opens first; groups are attached to a
-//! container for a moment, to learn the addresses that the IOMMU maps. No device is opened: that
-//! would reset it. What only an opened device tells (which parts of a BAR can be mapped, whether it
-//! exports dma-bufs) is known at boot.
+//! Facts come from sysfs, procfs and the files that a boot opens first, and nothing is created;
+//! groups are attached to a container for a moment, to learn the addresses that the IOMMU maps. No
+//! device is opened: that would reset it. What only an opened device tells (which parts of a BAR can
+//! be mapped, whether it exports dma-bufs) is known at boot.
 
 mod device;
 mod host;
 mod iommu;
 mod layout;
+mod named_files;
 mod process;
 mod report;
 
 use std::fmt::Write as _;
 
-use arch::boot::BootSource;
 use devices::host::Sysfs;
+use devices::remedy::Remedy;
 use serde::Serialize;
 
 use crate::config::{CheckCommand, Config};
-use crate::error::{Class, Error};
+use crate::error::Class;
 use layout::Plan;
 pub use layout::kind_name;
 use process::Process;
@@ -51,6 +52,25 @@ struct Examination {
 }
 
 impl Examination {
+    /// The exit code: of a boot that stops at something else than the host, an unusable file for
+    /// example, it would be another.
+    fn code(&self) -> u8 {
+        match self.report.fails() {
+            true => Class::Preflight.code(),
+            false => 0,
+        }
+    }
+
+    /// What a dry run prints.
+    fn dry_run(&self, config: &Config) -> String {
+        match &self.plan {
+            Some(plan) if !self.report.fails() => {
+                format!("{}{}", show(plan, config), self.report.warnings())
+            }
+            _ => self.report.text(),
+        }
+    }
+
     /// One JSON object.
     fn json(&self) -> String {
         #[derive(Serialize)]
@@ -78,27 +98,36 @@ pub fn json_line<T: Serialize>(value: &T) -> String {
 
 /// What `check` prints, and its exit code.
 pub fn run(command: &CheckCommand) -> (String, u8) {
-    let config = &command.config;
-    let examined = examine(config, command.has_kernel, &Host::this(config));
+    let examined = check_on(command, &Host::this(&command.config));
     let text = match command.json {
         true => examined.json(),
         false => examined.report.text(),
     };
-    let code = match examined.report.fails() {
-        true => Class::Preflight.code(),
-        false => 0,
-    };
-    (text, code)
+    (text, examined.code())
 }
 
-/// What `--dry-run` prints, and its exit code, which is the boot's. Where a boot would stop, all
-/// that it would stop at instead of a plan.
-pub fn dry_run(config: &Config) -> (String, u8) {
-    let examined = examine(config, true, &Host::this(config));
-    match (&examined.plan, examined.report.first_failure) {
-        (Some(plan), None) => (show(plan, config), 0),
-        (_, class) => (examined.report.text(), class.map_or(0, Class::code)),
+fn check_on(command: &CheckCommand, host: &Host) -> Examination {
+    let config = &command.config;
+    let mut examined = examine(config, command.has_kernel, host);
+    if config.vfio.is_empty() {
+        let text = "no device is named, so that none was looked at";
+        let remedy = "name devices as `mini-vmm devices` lists them, as in mini-vmm check 41:00.0";
+        examined
+            .report
+            .warn("devices", text, Remedy::advice(remedy));
     }
+    examined
+}
+
+/// What `--dry-run` prints, and its exit code: the plan and the warnings. Where a boot would stop, all that it would stop at
+/// instead of a plan.
+pub fn dry_run(config: &Config) -> (String, u8) {
+    dry_run_on(config, &Host::this(config))
+}
+
+fn dry_run_on(config: &Config, host: &Host) -> (String, u8) {
+    let examined = examine(config, true, host);
+    (examined.dry_run(config), examined.code())
 }
 
 /// The plan for people.
@@ -139,9 +168,7 @@ fn examine(config: &Config, has_kernel: bool, host: &Host) -> Examination {
     } = host;
     let mut report = Report::default();
     host::kernel(&mut report, sysfs, config);
-    if has_kernel {
-        image(&mut report, config);
-    }
+    named_files::all(&mut report, config, has_kernel);
     host::kvm(&mut report, process);
     host::memory(&mut report, sysfs, config, process);
     let devices = device::all(&mut report, sysfs, config);
@@ -160,18 +187,8 @@ fn examine(config: &Config, has_kernel: bool, host: &Host) -> Examination {
     Examination { report, plan }
 }
 
-/// Kernel and initrd.
-fn image(report: &mut Report, config: &Config) {
-    let initrd = config.initrd.as_deref();
-    match BootSource::open(&config.kernel, initrd, config.cmdline.clone()) {
-        Ok(_) => report.ok(
-            "image",
-            format!("{} can be booted", config.kernel.display()),
-        ),
-        Err(error) => report.fail("image", None, &Error::from(error)),
-    }
-}
-
+#[cfg(test)]
+mod command_tests;
 #[cfg(test)]
 mod damage_tests;
 #[cfg(test)]

@@ -8,7 +8,7 @@ use devices::pci::address::Bdf;
 use devices::remedy::Remedy;
 use serde::Serialize;
 
-use crate::error::{Class, Error, chain};
+use crate::error::{Error, chain};
 
 /// How a fact stands to a boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -54,13 +54,27 @@ pub struct Finding {
     pub advice: Option<String>,
 }
 
+impl Finding {
+    /// For people: a line, below it what mends it.
+    fn lines(&self) -> String {
+        let mut text = String::new();
+        let (status, topic) = (self.status.name(), self.topic);
+        // Writing to a String does not fail.
+        let _ = writeln!(text, "{status:<4}  {topic:<9} {}", self.text);
+        let fix = self.fix.as_ref().map(|command| ("fix", command));
+        let advice = self.advice.as_ref().map(|advice| ("do", advice));
+        for (word, remedy) in fix.into_iter().chain(advice) {
+            let _ = writeln!(text, "{:16}{word}: {remedy}", "");
+        }
+        text
+    }
+}
+
 /// All facts, in the order in which they were found.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// See the type.
     pub findings: Vec<Finding>,
-    /// Of the failure that a boot meets first.
-    pub first_failure: Option<Class>,
 }
 
 impl Report {
@@ -110,7 +124,6 @@ impl Report {
 
     /// A boot stops with this error.
     pub fn fail(&mut self, topic: &'static str, device: Option<Bdf>, error: &Error) {
-        self.first_failure.get_or_insert(error.class());
         let (message, remedy) = (chain(error), error.remedy());
         let text = remedy.cut_from(&message).to_owned();
         self.add(Status::Fail, topic, device, text, Some(remedy));
@@ -118,7 +131,7 @@ impl Report {
 
     /// Whether a boot would stop.
     pub fn fails(&self) -> bool {
-        self.first_failure.is_some()
+        self.count(Status::Fail) != 0
     }
 
     fn count(&self, status: Status) -> usize {
@@ -126,21 +139,17 @@ impl Report {
         self.findings.iter().filter(of_it).count()
     }
 
-    /// For people: a line for each fact, below it what mends it.
+    /// For people: all facts, and the verdict.
     pub fn text(&self) -> String {
-        let mut text = String::new();
-        for finding in &self.findings {
-            let (status, topic) = (finding.status.name(), finding.topic);
-            // Writing to a String does not fail.
-            let _ = writeln!(text, "{status:<4}  {topic:<9} {}", finding.text);
-            let fix = finding.fix.as_ref().map(|command| ("fix", command));
-            let advice = finding.advice.as_ref().map(|advice| ("do", advice));
-            for (word, remedy) in fix.into_iter().chain(advice) {
-                let _ = writeln!(text, "{:16}{word}: {remedy}", "");
-            }
-        }
-        let _ = writeln!(text, "{}", self.verdict());
-        text
+        let facts: String = self.findings.iter().map(Finding::lines).collect();
+        format!("{facts}{}\n", self.verdict())
+    }
+
+    /// For people: what could be better.
+    pub fn warnings(&self) -> String {
+        let warnings = self.findings.iter();
+        let warnings = warnings.filter(|finding| finding.status == Status::Warn);
+        warnings.map(Finding::lines).collect()
     }
 
     fn verdict(&self) -> String {

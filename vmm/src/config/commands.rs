@@ -17,7 +17,7 @@ const CHECK_END: &str = "\
 Each line is a fact: OK, WARN (the guest starts all the same) or FAIL. Below the last two stands what
 mends them: \"fix:\" is a command for a shell of root, \"do:\" is for you. No device is opened.
 
-Exit status: 0 a guest can be started, 2 wrong usage, 3 something fails.";
+Exit status: 0 a guest can be started, 2 wrong usage, 3 something is in the way.";
 
 /// What `mini-vmm devices --help` ends with.
 const DEVICES_END: &str = "\
@@ -27,6 +27,7 @@ The word behind the address:
   unbound    no driver has it: it must be given to vfio-pci
   group      another device of its IOMMU group is not given to vfio-pci
   no-iommu   the IOMMU is off, or does not reach it
+  bridge     it stays with the host: what is behind it can be assigned
 mini-vmm check BDF prints the commands that make it ready.";
 
 fn json() -> Arg {

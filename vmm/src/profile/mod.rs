@@ -36,6 +36,7 @@ use crate::options::{BootProfile, ProfileMoment};
 pub use advice::Facts;
 pub use calls::{ProfiledIommu, ProfiledSlots};
 pub use pci::{ProfiledExits, ProfiledFunction};
+pub use sink::can_create;
 
 /// The thread that builds the machine; the standard library calls it so.
 const MAIN_THREAD: &str = "main";

@@ -1,16 +1,41 @@
 //! Reports that were asked for: when each is due and where it goes.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use nix::unistd::{AccessFlags, eaccess};
 use parking_lot::Mutex;
 
 use super::{Record, html, report, trace};
 use crate::config::UsageError;
 use crate::options::{BootProfile, ProfileForm, ProfileMoment};
 use crate::output;
+
+fn cannot_create(path: &Path) -> impl FnOnce(io::Error) -> UsageError {
+    UsageError::output("create the boot profile", path)
+}
+
+/// Whether a report could be written to `path`, as far as names and permissions tell: nothing is
+/// created, and nothing that is there is emptied.
+pub fn can_create(path: &Path) -> Result<(), UsageError> {
+    let directory = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let may = |path: &Path, what| eaccess(path, what).map_err(io::Error::from);
+    let is_directory = || Err(io::Error::from_raw_os_error(libc::EISDIR));
+    let possible = match path.metadata() {
+        Ok(metadata) if metadata.is_dir() => is_directory(),
+        Ok(_) => may(path, AccessFlags::W_OK),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Err(_) if path.as_os_str().as_bytes().ends_with(b"/") => is_directory(),
+        Err(_) => may(directory, AccessFlags::W_OK | AccessFlags::X_OK),
+    };
+    possible.map_err(cannot_create(path))
+}
 
 /// One report.
 pub struct Report {
@@ -23,9 +48,7 @@ pub struct Report {
 impl Report {
     /// Creates the file at once: that it cannot be had is to be known before the guest runs.
     pub fn open(wanted: &BootProfile) -> Result<Self, UsageError> {
-        let create = |path: &Path| {
-            File::create(path).map_err(UsageError::output("create the boot profile", path))
-        };
+        let create = |path: &Path| File::create(path).map_err(cannot_create(path));
         let file = wanted.form.file().map(create).transpose()?;
         Ok(Self {
             wanted: wanted.clone(),
@@ -69,6 +92,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::chain;
 
     #[test]
     fn a_file_is_written_once_at_its_moment() {
@@ -85,6 +109,39 @@ mod tests {
         assert!(!first.is_empty());
         report.make(|| panic!("made twice"));
         assert_eq!(std::fs::read(&path).unwrap(), first);
+    }
+
+    #[test]
+    fn whether_a_file_can_be_created_is_told_as_by_creating_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let there = directory.join("there");
+        std::fs::write(&there, "kept").unwrap();
+        for path in [
+            directory.join("new"),
+            there.clone(),
+            directory.to_owned(),
+            directory.join("nodir/page"),
+            directory.join("there/page"),
+            directory.join("new/"),
+            "page-of-a-test".into(),
+        ] {
+            let is_new = !path.exists();
+            let told = can_create(&path).map_err(|error| chain(&error));
+            assert_eq!(std::fs::read(&there).unwrap(), b"kept");
+            assert_eq!(!path.exists(), is_new, "{path:?}");
+            let wanted = BootProfile {
+                form: ProfileForm::Html(path.clone()),
+                moment: ProfileMoment::Exit,
+            };
+            let made = Report::open(&wanted).map(drop);
+            let made = made.map_err(|error| chain(&error));
+            assert_eq!(told.is_ok(), made.is_ok(), "{told:?}, {made:?}");
+            if is_new && made.is_ok() {
+                std::fs::remove_file(&path).unwrap();
+            }
+            std::fs::write(&there, "kept").unwrap();
+        }
     }
 
     #[test]
