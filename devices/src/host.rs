@@ -2,7 +2,7 @@
 //! tests run on made trees.
 //!
 //! Here is what assignment itself asks; [`function`], [`iommu`], [`names`] and [`uses`] hold what a
-//! preflight asks besides. Nothing here opens a device: that would reset it.
+//! preflight asks besides. Nothing here opens a PCI device: that would reset it.
 
 pub mod function;
 pub mod iommu;

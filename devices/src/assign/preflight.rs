@@ -4,8 +4,8 @@
 
 use std::fmt;
 
-use crate::host::Sysfs;
-use crate::host::uses::HostUses;
+use crate::host::uses::{HostUses, Usage};
+use crate::host::{HostDevice, Sysfs};
 use crate::pci::address::Bdf;
 use crate::remedy::Remedy;
 
@@ -189,12 +189,13 @@ fn is_vfio(driver: &str) -> bool {
 
 /// The IOMMU group of each of `devices`, in order, once all are found fit.
 pub fn check(sysfs: &Sysfs, devices: &[Bdf]) -> Result<Vec<(Bdf, u32)>, PreflightError> {
+    let usage = Usage::new(sysfs);
     let mut checked = Vec::with_capacity(devices.len());
     for bdf in devices {
         if checked.iter().any(|(other, _)| other == bdf) {
             return Err(PreflightError::Duplicate(*bdf));
         }
-        checked.push((*bdf, check_one(sysfs, *bdf)?));
+        checked.push((*bdf, check_one(&usage, *bdf)?));
     }
     Ok(checked)
 }
@@ -219,8 +220,8 @@ pub fn left_out(sysfs: &Sysfs, checked: &[(Bdf, u32)]) -> Vec<LeftOut> {
     found
 }
 
-fn check_one(sysfs: &Sysfs, bdf: Bdf) -> Result<u32, PreflightError> {
-    match problems(sysfs, bdf) {
+fn check_one(usage: &Usage<'_>, bdf: Bdf) -> Result<u32, PreflightError> {
+    match problems(usage, bdf) {
         (Some(group), problems) if problems.is_empty() => Ok(group),
         (_, problems) => Err(problems
             .into_iter()
@@ -230,7 +231,8 @@ fn check_one(sysfs: &Sysfs, bdf: Bdf) -> Result<u32, PreflightError> {
 }
 
 /// The device's IOMMU group, and all that is in the way of assigning it.
-pub fn problems(sysfs: &Sysfs, bdf: Bdf) -> (Option<u32>, Vec<PreflightError>) {
+pub fn problems(usage: &Usage<'_>, bdf: Bdf) -> (Option<u32>, Vec<PreflightError>) {
+    let sysfs = usage.sysfs();
     let Some(device) = sysfs.device(bdf) else {
         return (None, vec![PreflightError::Absent(bdf)]);
     };
@@ -240,7 +242,7 @@ pub fn problems(sysfs: &Sysfs, bdf: Bdf) -> (Option<u32>, Vec<PreflightError>) {
     let Some(group) = device.group else {
         return (None, vec![PreflightError::NoGroup(bdf)]);
     };
-    let mut problems: Vec<PreflightError> = driver_problem(sysfs, bdf).into_iter().collect();
+    let mut problems: Vec<PreflightError> = driver_problem(usage, &device).into_iter().collect();
     for member in sysfs.group_members(group).unwrap_or_default() {
         if member == bdf {
             continue;
@@ -254,7 +256,7 @@ pub fn problems(sysfs: &Sysfs, bdf: Bdf) -> (Option<u32>, Vec<PreflightError>) {
                 group,
                 member,
                 driver,
-                uses: sysfs.uses(member),
+                uses: usage.of(member),
             });
         }
     }
@@ -262,13 +264,14 @@ pub fn problems(sysfs: &Sysfs, bdf: Bdf) -> (Option<u32>, Vec<PreflightError>) {
 }
 
 /// Why the device's driver, or the lack of one, is in the way.
-pub fn driver_problem(sysfs: &Sysfs, bdf: Bdf) -> Option<PreflightError> {
-    match sysfs.device(bdf)?.driver {
+pub fn driver_problem(usage: &Usage<'_>, device: &HostDevice) -> Option<PreflightError> {
+    let bdf = device.bdf;
+    match &device.driver {
         None => Some(PreflightError::NoDriver { bdf }),
-        Some(driver) if !is_vfio(&driver) => Some(PreflightError::HostDriver {
+        Some(driver) if !is_vfio(driver) => Some(PreflightError::HostDriver {
             bdf,
-            driver,
-            uses: sysfs.uses(bdf),
+            driver: driver.clone(),
+            uses: usage.of(bdf),
         }),
         Some(_) => None,
     }

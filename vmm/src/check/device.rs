@@ -3,8 +3,9 @@
 use devices::assign::preflight::{self, PreflightError};
 use devices::assign::rom::{check_clique, rom_bar};
 use devices::assign::{AssignError, DeviceOptions};
-use devices::host::Sysfs;
 use devices::host::function::HostInterrupts;
+use devices::host::uses::Usage;
+use devices::host::{HostDevice, Sysfs};
 use devices::pci::address::Bdf;
 use devices::pci::bar::BarInfo;
 use devices::remedy::Remedy;
@@ -37,6 +38,7 @@ pub fn all(report: &mut Report, sysfs: &Sysfs, config: &Config) -> Vec<Device> {
         let count = bdfs.len();
         report.fail("devices", None, &HostError::Slots { count }.into());
     }
+    let usage = Usage::new(sysfs);
     let mut devices: Vec<Device> = Vec::new();
     for (number, bdf) in bdfs.iter().enumerate() {
         if bdfs.iter().take(number).any(|other| other == bdf) {
@@ -46,7 +48,7 @@ pub fn all(report: &mut Report, sysfs: &Sysfs, config: &Config) -> Vec<Device> {
                 &PreflightError::Duplicate(*bdf).into(),
             );
         } else {
-            devices.extend(one(report, sysfs, config, number, *bdf));
+            devices.extend(one(report, &usage, config, number, *bdf));
         }
     }
     let fit = devices.iter().filter_map(|d| Some((d.bdf, d.group?)));
@@ -58,12 +60,13 @@ pub fn all(report: &mut Report, sysfs: &Sysfs, config: &Config) -> Vec<Device> {
 
 fn one(
     report: &mut Report,
-    sysfs: &Sysfs,
+    usage: &Usage<'_>,
     config: &Config,
     number: usize,
     bdf: Bdf,
 ) -> Option<Device> {
-    let (group, problems) = preflight::problems(sysfs, bdf);
+    let sysfs = usage.sysfs();
+    let (group, problems) = preflight::problems(usage, bdf);
     for problem in &problems {
         let topic = match problem {
             PreflightError::GroupMember { .. } => "group",
@@ -79,7 +82,7 @@ fn one(
     }
     let host = sysfs.device(bdf)?;
     if !sysfs.has_iommu() {
-        driver_to_come(report, sysfs, bdf);
+        driver_to_come(report, usage, &host);
     }
     if problems.is_empty() {
         let driver = host.driver.unwrap_or_default();
@@ -102,8 +105,8 @@ fn one(
 
 /// Without an IOMMU vfio-pci takes no device: the command that binds it would leave it without any
 /// driver now.
-fn driver_to_come(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
-    if let Some(problem) = preflight::driver_problem(sysfs, bdf) {
+fn driver_to_come(report: &mut Report, usage: &Usage<'_>, host: &HostDevice) {
+    if let Some(problem) = preflight::driver_problem(usage, host) {
         let text = match problem {
             PreflightError::HostDriver { driver, uses, .. } => {
                 format!("it is bound to the host driver {driver}, not to vfio-pci{uses}")
@@ -111,7 +114,7 @@ fn driver_to_come(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
             _ => "it is not bound to vfio-pci".to_owned(),
         };
         let remedy = "that comes after the IOMMU: ask `mini-vmm check` again then";
-        report.device_warn("driver", bdf, &text, Remedy::advice(remedy));
+        report.device_warn("driver", host.bdf, &text, Remedy::advice(remedy));
     }
 }
 
