@@ -32,7 +32,7 @@ pub enum HostUse {
     Exclusive(String),
     /// A network interface that is up.
     Network(String),
-    /// A network interface that the default route goes over.
+    /// A network interface that the default route of IPv4 or IPv6 goes over, itself or by one on top.
     DefaultRoute(String),
 }
 
