@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use crate::host::iommu::INTEL_OFF;
 use crate::host::uses::{HostUses, Usage};
 use crate::host::{HostDevice, Sysfs};
 use crate::pci::address::Bdf;
@@ -88,9 +89,6 @@ pub enum PreflightError {
         uses: HostUses,
     },
 }
-
-/// What turns Intel's IOMMUs off.
-const INTEL_OFF: &str = "intel_iommu=off";
 
 const LIST: &str = "list those there are with `mini-vmm devices`";
 const ONCE: &str = "name it once";
@@ -277,31 +275,9 @@ pub fn driver_problem(usage: &Usage<'_>, device: &HostDevice) -> Option<Prefligh
     }
 }
 
-/// The parameter that turns the IOMMU off: of several `intel_iommu=` the last counts
-/// (drivers/iommu/intel/iommu.c), `off` of the others is final.
-fn disabled_by(sysfs: &Sysfs) -> Option<&'static str> {
-    let cmdline = std::fs::read_to_string(sysfs.path("proc/cmdline")).unwrap_or_default();
-    let settings: Vec<(&str, &str)> = cmdline
-        .split_whitespace()
-        .filter_map(|word| word.split_once('='))
-        .flat_map(|(name, values)| values.split(',').map(move |value| (name, value)))
-        .collect();
-    if settings.contains(&("iommu", "off")) {
-        return Some("iommu=off");
-    }
-    if settings.contains(&("amd_iommu", "off")) {
-        return Some("amd_iommu=off");
-    }
-    let intel = settings
-        .iter()
-        .rev()
-        .find(|(name, value)| *name == "intel_iommu" && ["on", "off"].contains(value));
-    (intel? == &("intel_iommu", "off")).then_some(INTEL_OFF)
-}
-
 /// What is in the way: a parameter of the kernel, the lack of one, or a setting of the firmware.
 fn iommu_off(sysfs: &Sysfs, bdf: Bdf) -> PreflightError {
-    if let Some(parameter) = disabled_by(sysfs) {
+    if let Some(parameter) = sysfs.iommu_disabled_by() {
         return PreflightError::IommuDisabled { bdf, parameter };
     }
     // The ACPI table by which firmware describes Intel's IOMMUs. AMD's are on by default.
