@@ -40,6 +40,15 @@ pub struct HostDevice {
     pub group: Option<u32>,
 }
 
+impl HostDevice {
+    /// Whether VFIO has it, by vfio-pci or one of its variants (mlx5_vfio_pci,
+    /// nvgrace-gpu-vfio-pci, …).
+    pub fn has_vfio(&self) -> bool {
+        let driver = self.driver.as_deref().unwrap_or_default();
+        driver.replace('_', "-").ends_with("vfio-pci")
+    }
+}
+
 impl Sysfs {
     /// A reader of the tree below `root`.
     pub fn below(root: &Path) -> Self {

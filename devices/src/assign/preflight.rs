@@ -165,9 +165,10 @@ impl LeftOut {
 /// Gives `bdf` to vfio-pci; what the host does with it is to be ended first, by a person who knows
 /// what that costs.
 fn take(bdf: Bdf, uses: &HostUses) -> Remedy {
-    match uses.advice() {
+    let command = bind_command(bdf);
+    match uses.advice(&command) {
         Some(advice) => Remedy::Do(advice),
-        None => Remedy::Run(bind_command(bdf)),
+        None => Remedy::Run(command),
     }
 }
 
@@ -177,12 +178,6 @@ fn bind_command(bdf: Bdf) -> String {
     format!(
         "[ -e /sys/bus/pci/drivers/vfio-pci ] || modprobe vfio-pci; echo vfio-pci > {device}/driver_override; [ ! -e {device}/driver ] || echo {bdf} > {device}/driver/unbind; echo {bdf} > /sys/bus/pci/drivers_probe"
     )
-}
-
-/// Drivers through which VFIO hands out a device: vfio-pci and its variants (mlx5_vfio_pci,
-/// nvgrace-gpu-vfio-pci, …).
-fn is_vfio(driver: &str) -> bool {
-    driver.replace('_', "-").ends_with("vfio-pci")
 }
 
 /// The IOMMU group of each of `devices`, in order, once all are found fit.
@@ -245,9 +240,12 @@ pub fn problems(usage: &Usage<'_>, bdf: Bdf) -> (Option<u32>, Vec<PreflightError
         if member == bdf {
             continue;
         }
-        let driver = sysfs.device(member).and_then(|device| device.driver);
-        let Some(driver) = driver else { continue };
-        let harmless = is_vfio(&driver) || driver == PCI_STUB || sysfs.is_bridge(member);
+        let Some(other) = sysfs.device(member) else {
+            continue;
+        };
+        let has_vfio = other.has_vfio();
+        let Some(driver) = other.driver else { continue };
+        let harmless = has_vfio || driver == PCI_STUB || sysfs.is_bridge(member);
         if !harmless {
             problems.push(PreflightError::GroupMember {
                 bdf,
@@ -266,7 +264,7 @@ pub fn driver_problem(usage: &Usage<'_>, device: &HostDevice) -> Option<Prefligh
     let bdf = device.bdf;
     match &device.driver {
         None => Some(PreflightError::NoDriver { bdf }),
-        Some(driver) if !is_vfio(driver) => Some(PreflightError::HostDriver {
+        Some(driver) if !device.has_vfio() => Some(PreflightError::HostDriver {
             bdf,
             driver: driver.clone(),
             uses: usage.of(bdf),

@@ -1,6 +1,6 @@
 //! What the host itself uses a PCI function for: swap, mounted file systems, devices on top of its
-//! disks (dm, md), disks that something else holds, network interfaces that are up. Whoever takes
-//! its driver takes these away.
+//! disks (dm, md), disks that something else holds, network interfaces that are up, virtual
+//! functions, the boot display. Whoever takes its driver takes these away.
 //!
 //! Nothing is walked: each block device and each network interface that the kernel lists is traced
 //! to the function that it lies on, and [`Usage`] reads the lists once for all functions.
@@ -15,7 +15,7 @@ use std::path::Path;
 
 use self::network::Network;
 use self::storage::Storage;
-use super::Sysfs;
+use super::{Sysfs, link_name};
 use crate::pci::address::Bdf;
 
 /// One way in which the host uses a function.
@@ -34,6 +34,10 @@ pub enum HostUse {
     Network(String),
     /// A network interface that the default route of IPv4 or IPv6 goes over, itself or by one on top.
     DefaultRoute(String),
+    /// This many virtual functions, which go with the driver of this one.
+    VirtualFunctions(Bdf, usize),
+    /// The host's console since its firmware ran.
+    BootDisplay,
 }
 
 impl fmt::Display for HostUse {
@@ -45,6 +49,11 @@ impl fmt::Display for HostUse {
             Self::Exclusive(node) => write!(f, "something holds {node} exclusively"),
             Self::Network(name) => write!(f, "{name} is up"),
             Self::DefaultRoute(name) => write!(f, "the default route goes over {name}"),
+            Self::VirtualFunctions(_, 1) => f.write_str("1 virtual function goes with its driver"),
+            Self::VirtualFunctions(_, count) => {
+                write!(f, "{count} virtual functions go with its driver")
+            }
+            Self::BootDisplay => f.write_str("it is the display that the host was booted on"),
         }
     }
 }
@@ -63,6 +72,12 @@ impl HostUse {
             Self::DefaultRoute(name) => {
                 format!("give the default route to another card than {name}'s")
             }
+            Self::VirtualFunctions(bdf, _) => format!(
+                "assign a virtual function instead, or end what uses them and run `echo 0 > /sys/bus/pci/devices/{bdf}/sriov_numvfs`"
+            ),
+            Self::BootDisplay => {
+                "end what draws on it (display server) and have another way to the host".to_owned()
+            }
         }
     }
 }
@@ -72,23 +87,26 @@ impl HostUse {
 pub struct HostUses(pub Vec<HostUse>);
 
 impl HostUses {
-    /// What is to be done first; `None` where the host does not use the function.
-    pub fn advice(&self) -> Option<String> {
+    /// What is to be done before `command` gives the function to vfio-pci; `None` where the host
+    /// does not use it.
+    pub fn advice(&self, command: &str) -> Option<String> {
         if self.0.is_empty() {
             return None;
         }
-        if self
-            .0
-            .iter()
-            .any(|one| matches!(one, HostUse::Mount(_, at) if at == "/"))
-        {
+        let is_root = |one: &HostUse| matches!(one, HostUse::Mount(_, at) if at == "/");
+        if self.0.iter().any(is_root) {
             return Some("leave it to the host, which runs from it".to_owned());
         }
         let ends: Vec<String> = self.0.iter().map(HostUse::end).collect();
         let ends = ends.join(", ");
-        Some(format!(
-            "end that first ({ends}); `mini-vmm check` then has the command that gives it to vfio-pci"
-        ))
+        // That the host was booted on it stays true: no later check would have the command.
+        let lasts = self.0.iter().all(|one| *one == HostUse::BootDisplay);
+        Some(match lasts {
+            true => format!("{ends}, then run `{command}` as root"),
+            false => format!(
+                "end that first ({ends}); `mini-vmm check` then has the command that gives it to vfio-pci"
+            ),
+        })
     }
 }
 
@@ -124,24 +142,48 @@ impl<'a> Usage<'a> {
         self.sysfs
     }
 
-    /// What the host uses the function for.
+    /// What the host uses the function for, and its virtual functions.
     pub fn of(&self, bdf: Bdf) -> HostUses {
+        let mut uses = self.of_alone(bdf);
+        let virtual_functions = self.sysfs.virtual_functions_of(bdf);
+        if !virtual_functions.is_empty() {
+            uses.push(HostUse::VirtualFunctions(bdf, virtual_functions.len()));
+        }
+        uses.extend(virtual_functions.iter().flat_map(|vf| self.of_alone(*vf)));
+        HostUses(uses)
+    }
+
+    fn of_alone(&self, bdf: Bdf) -> Vec<HostUse> {
         let Ok(device) = fs::canonicalize(self.sysfs.device_path(bdf)) else {
-            return HostUses::default();
+            return Vec::new();
         };
         let storage = self.storage.get_or_init(|| Storage::read(self.sysfs));
         let network = self.network.get_or_init(|| Network::read(self.sysfs));
         let mut uses = storage.uses(&device);
         uses.extend(network.uses(&device));
-        HostUses(uses)
+        if self.sysfs.is_boot_display(bdf) {
+            uses.push(HostUse::BootDisplay);
+        }
+        uses
     }
 }
 
 impl Sysfs {
-    /// Whether the firmware's messages, and with them the host's console, are on this function.
-    pub fn is_boot_display(&self, bdf: Bdf) -> bool {
+    /// Whether the firmware's messages, and with them the host's console, are on this function,
+    /// and vfio-pci has not taken it yet.
+    fn is_boot_display(&self, bdf: Bdf) -> bool {
         let text = fs::read_to_string(self.device_path(bdf).join("boot_vga"));
-        text.is_ok_and(|text| text.trim() == "1")
+        let taken = self.device(bdf).is_some_and(|device| device.has_vfio());
+        !taken && text.is_ok_and(|text| text.trim() == "1")
+    }
+
+    /// The virtual functions of a physical one.
+    fn virtual_functions_of(&self, bdf: Bdf) -> Vec<Bdf> {
+        let path = self.device_path(bdf);
+        let links = names(&path).into_iter();
+        let links = links.filter(|name| name.starts_with("virtfn"));
+        let named = links.filter_map(|link| link_name(&path.join(link)));
+        named.filter_map(|name| name.parse().ok()).collect()
     }
 }
 

@@ -75,10 +75,6 @@ fn one(
             _ => "iommu",
         };
         report.fail(topic, Some(bdf), &problem.clone().into());
-        if matches!(problem, PreflightError::HostDriver { .. }) {
-            virtual_functions(report, sysfs, bdf);
-            boot_display(report, sysfs, bdf);
-        }
     }
     let host = sysfs.device(bdf)?;
     if !sysfs.has_iommu() {
@@ -115,26 +111,6 @@ fn driver_to_come(report: &mut Report, usage: &Usage<'_>, host: &HostDevice) {
         };
         let remedy = "that comes after the IOMMU: ask `mini-vmm check` again then";
         report.device_warn("driver", host.bdf, &text, Remedy::advice(remedy));
-    }
-}
-
-/// Whoever takes a card from its driver takes its virtual functions from whom they serve.
-fn virtual_functions(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
-    let enabled = sysfs.virtual_functions(bdf).map_or(0, |vfs| vfs.enabled);
-    if enabled != 0 {
-        let text = format!("{enabled} virtual functions go with its driver");
-        let remedy = "assign one of those instead (`mini-vmm devices` lists them), or end what uses them first";
-        report.device_warn("driver", bdf, &text, Remedy::advice(remedy));
-    }
-}
-
-/// The host's console goes with the driver of the card that shows it.
-fn boot_display(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
-    if sysfs.is_boot_display(bdf) {
-        let text =
-            "it is the display that the host was booted on: its console goes with the driver";
-        let remedy = "end what draws on it (display server), and have another way to the host";
-        report.device_warn("driver", bdf, text, Remedy::advice(remedy));
     }
 }
 

@@ -315,11 +315,42 @@ fn a_virtual_function_is_checked_like_any_other() {
     assert_eq!(sizes, [16 << 10, 16 << 10]);
     let iommu = plan.iommu.as_ref().unwrap();
     assert!(iommu.starts_with("iommufd"), "{iommu}");
-    // The physical one is bound to its driver, with which they go.
+    // The physical one is bound to its driver, with which they go, and what they serve with them.
+    let root = lab.root.path();
+    let nic = "sys/bus/pci/devices/0000:01:10.0/net/eth9";
+    lab.write(&format!("{nic}/flags"), "0x1003\n");
+    std::fs::create_dir_all(root.join("sys/class/net")).unwrap();
+    std::os::unix::fs::symlink(root.join(nic), root.join("sys/class/net/eth9")).unwrap();
     let physical = lab.check(&["01:00.0"]);
     assert_eq!(physical.failures(), ["driver"]);
-    let warning = physical.one(Status::Warn, "driver");
-    assert!(warning.text.contains("2 virtual functions"), "{warning:?}");
+    let failure = physical.one(Status::Fail, "driver");
+    let told = "(2 virtual functions go with its driver, eth9 is up)";
+    assert!(failure.text.contains(told), "{failure:?}");
+    let advice = failure.advice.as_ref().unwrap();
+    let none = "`echo 0 > /sys/bus/pci/devices/0000:01:00.0/sriov_numvfs`";
+    assert!(advice.contains(none), "{advice}");
+}
+
+#[test]
+fn the_boot_display_is_taken_by_a_person_wherever_it_is_in_the_way() {
+    let lab = Lab::new("gpu-with-audio");
+    lab.bind("0000:41:00.0", Some("i915"));
+    lab.write("sys/bus/pci/devices/0000:41:00.0/boot_vga", "1\n");
+    for (device, topic) in [("41:00.0", "driver"), ("41:00.1", "group")] {
+        let examined = lab.check(&[device]);
+        let mut findings = examined.report.findings.iter();
+        let failure = findings.find(|finding| finding.topic == topic).unwrap();
+        let told = "the host uses it (it is the display that the host was booted on)";
+        assert!(failure.text.contains(told), "{failure:?}");
+        // It stays that: the command is not left to a later check.
+        let advice = failure.advice.as_ref().unwrap();
+        assert!(advice.contains("another way to the host"), "{advice}");
+        let command = "echo 0000:41:00.0 > /sys/bus/pci/drivers_probe` as root";
+        assert!(advice.ends_with(command), "{advice}");
+    }
+    lab.bind("0000:41:00.0", Some("vfio-pci"));
+    let listed = crate::devices_list::list(&lab.host.sysfs, false);
+    assert!(!listed.contains("booted on"), "{listed}");
 }
 
 #[test]

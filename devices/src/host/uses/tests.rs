@@ -79,12 +79,18 @@ fn an_interface_is_in_use_while_it_is_up_or_has_the_default_route() {
     tree::rewrite(root.path(), "/sys/class/net/eth0/flags", "0x1003\n").unwrap();
     let uses = Usage::new(&sysfs).of("00:04.0".parse().unwrap());
     assert_eq!(uses.to_string(), ", and the host uses it (eth0 is up)");
-    assert!(uses.advice().unwrap().contains("`ip link set eth0 down`"));
+    assert!(
+        uses.advice("bind")
+            .unwrap()
+            .contains("`ip link set eth0 down`")
+    );
 }
 
 #[test]
 fn the_disk_that_the_host_runs_from_stays_with_it() {
     let (_root, sysfs) = host("self/mountinfo: 29 1 259:2 / / rw - ext4 /dev/root rw\n");
-    let advice = Usage::new(&sysfs).of("00:03.0".parse().unwrap()).advice();
+    let advice = Usage::new(&sysfs)
+        .of("00:03.0".parse().unwrap())
+        .advice("bind");
     assert!(advice.unwrap().starts_with("leave it to the host"));
 }
