@@ -17,6 +17,7 @@ use self::network::Network;
 use self::storage::Storage;
 use super::{Sysfs, link_name};
 use crate::pci::address::Bdf;
+use crate::remedy::quoted;
 
 /// One way in which the host uses a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +45,10 @@ impl fmt::Display for HostUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Swap(node) => write!(f, "{node} is swap"),
-            Self::Mount(node, at) => write!(f, "{node} is mounted at {at}"),
+            Self::Mount(node, at) => {
+                let shown = at.replace(char::is_control, "?");
+                write!(f, "{node} is mounted at {shown}")
+            }
             Self::Held(node, holder) => write!(f, "{node} is part of {holder}"),
             Self::Exclusive(node) => write!(f, "something holds {node} exclusively"),
             Self::Network(name) => write!(f, "{name} is up"),
@@ -62,13 +66,17 @@ impl HostUse {
     /// What ends it.
     fn end(&self) -> String {
         match self {
-            Self::Swap(node) => format!("`swapoff {node}`"),
-            Self::Mount(_, at) => format!("`umount {at}`"),
+            Self::Swap(node) => format!("`swapoff {}`", quoted(node)),
+            // A path that cannot be typed is left out.
+            Self::Mount(node, at) if at.contains(|c: char| c.is_control() || c == '\u{fffd}') => {
+                format!("`umount {}`", quoted(node))
+            }
+            Self::Mount(_, at) => format!("`umount {}`", quoted(at)),
             Self::Held(node, holder) => format!("take {node} out of {holder}"),
             Self::Exclusive(node) => format!(
                 "end what holds {node}, such as ZFS, or a file system on several disks that it is a member of"
             ),
-            Self::Network(name) => format!("`ip link set {name} down`"),
+            Self::Network(name) => format!("`ip link set {} down`", quoted(name)),
             Self::DefaultRoute(name) => {
                 format!("give the default route to another card than {name}'s")
             }

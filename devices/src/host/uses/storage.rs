@@ -189,7 +189,9 @@ fn swaps(sysfs: &Sysfs) -> Vec<String> {
     let nodes = text
         .lines()
         .filter_map(|line| line.split_whitespace().next());
-    nodes.filter_map(|node| block_number(sysfs, node)).collect()
+    nodes
+        .filter_map(|node| block_number(sysfs, &decoded(node)))
+        .collect()
 }
 
 /// Numbers of the block devices that are mounted, and where (proc(5), mountinfo).
@@ -204,16 +206,38 @@ fn mounts(sysfs: &Sysfs) -> Vec<(String, String)> {
         let (Some(number), Some(at)) = (fields.next(), fields.nth(1)) else {
             continue;
         };
-        let at: String = at.chars().filter(|c| !c.is_control()).collect();
+        let at = decoded(at);
         // btrfs has a number of its own; what it is mounted from tells the device.
         let source = source
             .split(' ')
             .nth(1)
-            .and_then(|node| block_number(sysfs, node));
+            .and_then(|node| block_number(sysfs, &decoded(node)));
         mounts.extend(source.map(|number| (number, at.clone())));
         mounts.push((number.to_owned(), at));
     }
     mounts
+}
+
+/// A path as it was before the kernel wrote blanks and backslashes in it as `\040` and the like
+/// (fs/seq_file.c, mangle_path).
+fn decoded(field: &str) -> String {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field.as_bytes();
+    while let Some((&first, behind)) = rest.split_first() {
+        let octal = behind.get(..3).filter(|_| first == b'\\');
+        let octal = octal.and_then(|digits| std::str::from_utf8(digits).ok());
+        match octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = behind.get(3..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(first);
+                rest = behind;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Major and minor number of a device node.
@@ -282,5 +306,18 @@ sda2:
         let top = "something holds /dev/dm-0 exclusively";
         assert_eq!(told(&["sda", "sda1", "dm-0"], zfs), [top]);
         assert_eq!(told(&["sda", "sda1"], zfs), ["/dev/sda1 is part of dm-0"]);
+    }
+
+    #[test]
+    fn a_field_is_decoded_once_and_what_is_no_octal_number_stays() {
+        for (field, path) in [
+            (r"/my\040disk", "/my disk"),
+            (r"/a\134040b", r"/a\040b"),
+            (r"/\303\244", "/ä"),
+            (r"/\9\77\", r"/\9\77\"),
+            (r"/\777", r"/\777"),
+        ] {
+            assert_eq!(decoded(field), path);
+        }
     }
 }

@@ -94,3 +94,26 @@ fn the_disk_that_the_host_runs_from_stays_with_it() {
         .advice("bind");
     assert!(advice.unwrap().starts_with("leave it to the host"));
 }
+
+#[test]
+fn the_command_that_ends_a_use_is_one_that_a_shell_takes() {
+    for (at, shown, command) in [
+        (r"/my\040disk", "/my disk", "`umount '/my disk'`"),
+        (r"/it's\134", r"/it's\", r"`umount '/it'\''s\'`"),
+        (r"/a\012b", "/a?b", "`umount /dev/nvme0n1p2`"),
+    ] {
+        let line = format!("self/mountinfo: 29 1 259:2 / {at} rw - ext4 /dev/root rw\n");
+        let (_root, sysfs) = host(&line);
+        let uses = Usage::new(&sysfs).of("00:03.0".parse().unwrap());
+        assert_eq!(
+            uses.0[0].to_string(),
+            format!("/dev/nvme0n1p2 is mounted at {shown}")
+        );
+        let advice = uses.advice("bind").unwrap();
+        assert!(advice.contains(&format!("({command})")), "{advice}");
+    }
+    assert_eq!(
+        HostUse::Network("a;b".to_owned()).end(),
+        "`ip link set 'a;b' down`"
+    );
+}
