@@ -1,6 +1,6 @@
-//! Whether devices can be assigned at all, from sysfs alone: nothing is opened, so nothing is
-//! reset. A boot stops at the first obstacle, a preflight shows all of them; each comes with the
-//! command that mends it.
+//! Whether devices can be assigned at all, from sysfs alone: no PCI device is opened, so nothing is
+//! reset (a disk that stays in the way is, to see whether something holds it). A boot stops at the
+//! first obstacle, a preflight shows all of them; each comes with the command that mends it.
 
 use std::fmt;
 

@@ -176,3 +176,5 @@ fn image(report: &mut Report, config: &Config) {
 mod damage_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod uses_tests;
