@@ -2,7 +2,7 @@
 //! tests run on made trees.
 //!
 //! Here is what assignment itself asks; [`function`], [`iommu`], [`names`] and [`uses`] hold what a
-//! preflight asks besides. Nothing here opens a device: that would reset it.
+//! preflight asks besides. Nothing here opens a PCI device: that would reset it.
 
 pub mod function;
 pub mod iommu;
@@ -38,6 +38,15 @@ pub struct HostDevice {
     pub driver: Option<String>,
     /// Its IOMMU group; `None` where no IOMMU translates for it.
     pub group: Option<u32>,
+}
+
+impl HostDevice {
+    /// Whether VFIO has it, by vfio-pci or one of its variants (mlx5_vfio_pci,
+    /// nvgrace-gpu-vfio-pci, …).
+    pub fn has_vfio(&self) -> bool {
+        let driver = self.driver.as_deref().unwrap_or_default();
+        driver.replace('_', "-").ends_with("vfio-pci")
+    }
 }
 
 impl Sysfs {

@@ -1,7 +1,7 @@
 //! What mends an error: a command, or something that no command does.
 //!
 //! An error that has one ends its message with it, so that a boot says all in one line; a preflight
-//! prints the two on lines of their own.
+//! prints the two on lines of their own. What a command is put together from is [`quoted`].
 
 use std::fmt;
 
@@ -42,9 +42,30 @@ impl fmt::Display for Remedy {
     }
 }
 
+/// `word` as a shell takes it for one word, whatever it holds.
+pub fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:,@=%".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shell_reads_a_quoted_word_as_it_was() {
+        assert_eq!(quoted("/srv/a-b_1.2"), "/srv/a-b_1.2");
+        for word in ["", "/my disk", "it's", "$(id) `id` \\ \" ~ * # !", "ä;&|<>"] {
+            let command = format!("printf %s {}", quoted(word));
+            let shell = std::process::Command::new("sh")
+                .args(["-c", &command])
+                .output();
+            assert_eq!(String::from_utf8(shell.unwrap().stdout).unwrap(), word);
+        }
+    }
 
     #[test]
     fn a_remedy_is_cut_from_the_end_of_its_message_only() {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use devices::assign::preflight::{self, PreflightError};
 use devices::host::Sysfs;
 use devices::host::names::PciNames;
-use devices::host::uses::HostUse;
+use devices::host::uses::{HostUse, Usage};
 use devices::pci::address::Bdf;
 use devices::pci::place_error::Bytes;
 use serde::Serialize;
@@ -61,9 +61,10 @@ pub fn run(json: bool) -> String {
 /// The same of any host.
 pub fn list(sysfs: &Sysfs, json: bool) -> String {
     let names = PciNames::load(sysfs);
+    let usage = Usage::new(sysfs);
     let functions = sysfs.functions().into_iter();
     let listed: Vec<Listed> = functions
-        .filter_map(|bdf| one(sysfs, &names, bdf))
+        .filter_map(|bdf| one(&usage, &names, bdf))
         .collect();
     match json {
         true => json_line(&listed),
@@ -75,7 +76,8 @@ pub fn list(sysfs: &Sysfs, json: bool) -> String {
 }
 
 /// `None` for bridges.
-fn one(sysfs: &Sysfs, names: &PciNames, bdf: Bdf) -> Option<Listed> {
+fn one(usage: &Usage<'_>, names: &PciNames, bdf: Bdf) -> Option<Listed> {
+    let sysfs = usage.sysfs();
     let ids = sysfs.ids(bdf)?;
     if ids.class >> 16 == BRIDGE {
         return None;
@@ -85,14 +87,14 @@ fn one(sysfs: &Sysfs, names: &PciNames, bdf: Bdf) -> Option<Listed> {
     let bars = sysfs.bars(bdf).unwrap_or_default();
     Some(Listed {
         bdf: bdf.to_string(),
-        state: state(sysfs, bdf),
+        state: state(usage, bdf),
         vendor: format!("{:04x}", ids.vendor),
         device: format!("{:04x}", ids.device),
         name: names.device(&ids),
         class: names.class(&ids),
         driver: host.driver,
         group: host.group,
-        host_uses: sysfs.uses(bdf).0.iter().map(HostUse::to_string).collect(),
+        host_uses: usage.of(bdf).0.iter().map(HostUse::to_string).collect(),
         group_members: host
             .group
             .map_or_else(Vec::new, |group| members(sysfs, bdf, group)),
@@ -136,8 +138,8 @@ fn files(sysfs: &Sysfs, bdf: Bdf, group: Option<u32>) -> Vec<String> {
 }
 
 /// In one word, whether it can be assigned now.
-fn state(sysfs: &Sysfs, bdf: Bdf) -> &'static str {
-    match preflight::problems(sysfs, bdf).1.first() {
+fn state(usage: &Usage<'_>, bdf: Bdf) -> &'static str {
+    match preflight::problems(usage, bdf).1.first() {
         None => "ready",
         Some(PreflightError::NotEndpoint { .. }) => "bridge",
         Some(PreflightError::HostDriver { .. }) => "in-use",

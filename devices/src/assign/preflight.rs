@@ -1,11 +1,12 @@
-//! Whether devices can be assigned at all, from sysfs alone: nothing is opened, so nothing is
-//! reset. A boot stops at the first obstacle, a preflight shows all of them; each comes with the
-//! command that mends it.
+//! Whether devices can be assigned at all, from sysfs alone: no PCI device is opened, so nothing is
+//! reset (a disk that stays in the way is, to see whether something holds it). A boot stops at the
+//! first obstacle, a preflight shows all of them; each comes with the command that mends it.
 
 use std::fmt;
 
-use crate::host::Sysfs;
-use crate::host::uses::HostUses;
+use crate::host::iommu::INTEL_OFF;
+use crate::host::uses::{HostUses, Usage};
+use crate::host::{HostDevice, Sysfs};
 use crate::pci::address::Bdf;
 use crate::remedy::Remedy;
 
@@ -99,9 +100,6 @@ pub enum PreflightError {
     },
 }
 
-/// What turns Intel's IOMMUs off.
-const INTEL_OFF: &str = "intel_iommu=off";
-
 const LIST: &str = "list those there are with `mini-vmm devices`";
 const ONCE: &str = "name it once";
 const BEHIND: &str = "assign what is behind it";
@@ -179,9 +177,10 @@ impl LeftOut {
 /// Gives `bdf` to vfio-pci; what the host does with it is to be ended first, by a person who knows
 /// what that costs.
 fn take(bdf: Bdf, uses: &HostUses) -> Remedy {
-    match uses.advice() {
+    let command = bind_command(bdf);
+    match uses.advice(&command) {
         Some(advice) => Remedy::Do(advice),
-        None => Remedy::Run(bind_command(bdf)),
+        None => Remedy::Run(command),
     }
 }
 
@@ -193,20 +192,15 @@ fn bind_command(bdf: Bdf) -> String {
     )
 }
 
-/// Drivers through which VFIO hands out a device: vfio-pci and its variants (mlx5_vfio_pci,
-/// nvgrace-gpu-vfio-pci, …).
-fn is_vfio(driver: &str) -> bool {
-    driver.replace('_', "-").ends_with("vfio-pci")
-}
-
 /// The IOMMU group of each of `devices`, in order, once all are found fit.
 pub fn check(sysfs: &Sysfs, devices: &[Bdf]) -> Result<Vec<(Bdf, u32)>, PreflightError> {
+    let usage = Usage::new(sysfs);
     let mut checked = Vec::with_capacity(devices.len());
     for bdf in devices {
         if checked.iter().any(|(other, _)| other == bdf) {
             return Err(PreflightError::Duplicate(*bdf));
         }
-        checked.push((*bdf, check_one(sysfs, *bdf)?));
+        checked.push((*bdf, check_one(&usage, *bdf)?));
     }
     Ok(checked)
 }
@@ -231,8 +225,8 @@ pub fn left_out(sysfs: &Sysfs, checked: &[(Bdf, u32)]) -> Vec<LeftOut> {
     found
 }
 
-fn check_one(sysfs: &Sysfs, bdf: Bdf) -> Result<u32, PreflightError> {
-    match problems(sysfs, bdf) {
+fn check_one(usage: &Usage<'_>, bdf: Bdf) -> Result<u32, PreflightError> {
+    match problems(usage, bdf) {
         (Some(group), problems) if problems.is_empty() => Ok(group),
         (_, problems) => Err(problems
             .into_iter()
@@ -243,7 +237,8 @@ fn check_one(sysfs: &Sysfs, bdf: Bdf) -> Result<u32, PreflightError> {
 
 /// The device's IOMMU group, and all that is in the way of assigning it. Of a bridge nothing else
 /// counts: no driver would make it fit, and the host needs the one that it has.
-pub fn problems(sysfs: &Sysfs, bdf: Bdf) -> (Option<u32>, Vec<PreflightError>) {
+pub fn problems(usage: &Usage<'_>, bdf: Bdf) -> (Option<u32>, Vec<PreflightError>) {
+    let sysfs = usage.sysfs();
     let Some(device) = sysfs.device(bdf) else {
         return (None, vec![PreflightError::Absent(bdf)]);
     };
@@ -256,21 +251,24 @@ pub fn problems(sysfs: &Sysfs, bdf: Bdf) -> (Option<u32>, Vec<PreflightError>) {
     let Some(group) = device.group else {
         return (None, vec![PreflightError::NoGroup(bdf)]);
     };
-    let mut problems: Vec<PreflightError> = driver_problem(sysfs, bdf).into_iter().collect();
+    let mut problems: Vec<PreflightError> = driver_problem(usage, &device).into_iter().collect();
     for member in sysfs.group_members(group).unwrap_or_default() {
         if member == bdf {
             continue;
         }
-        let driver = sysfs.device(member).and_then(|device| device.driver);
-        let Some(driver) = driver else { continue };
-        let harmless = is_vfio(&driver) || driver == PCI_STUB || sysfs.is_bridge(member);
+        let Some(other) = sysfs.device(member) else {
+            continue;
+        };
+        let has_vfio = other.has_vfio();
+        let Some(driver) = other.driver else { continue };
+        let harmless = has_vfio || driver == PCI_STUB || sysfs.is_bridge(member);
         if !harmless {
             problems.push(PreflightError::GroupMember {
                 bdf,
                 group,
                 member,
                 driver,
-                uses: sysfs.uses(member),
+                uses: usage.of(member),
             });
         }
     }
@@ -278,43 +276,22 @@ pub fn problems(sysfs: &Sysfs, bdf: Bdf) -> (Option<u32>, Vec<PreflightError>) {
 }
 
 /// Why the device's driver, or the lack of one, is in the way.
-pub fn driver_problem(sysfs: &Sysfs, bdf: Bdf) -> Option<PreflightError> {
-    match sysfs.device(bdf)?.driver {
+pub fn driver_problem(usage: &Usage<'_>, device: &HostDevice) -> Option<PreflightError> {
+    let bdf = device.bdf;
+    match &device.driver {
         None => Some(PreflightError::NoDriver { bdf }),
-        Some(driver) if !is_vfio(&driver) => Some(PreflightError::HostDriver {
+        Some(driver) if !device.has_vfio() => Some(PreflightError::HostDriver {
             bdf,
-            driver,
-            uses: sysfs.uses(bdf),
+            driver: driver.clone(),
+            uses: usage.of(bdf),
         }),
         Some(_) => None,
     }
 }
 
-/// The parameter that turns the IOMMU off: of several `intel_iommu=` the last counts
-/// (drivers/iommu/intel/iommu.c), `off` of the others is final.
-fn disabled_by(sysfs: &Sysfs) -> Option<&'static str> {
-    let cmdline = std::fs::read_to_string(sysfs.path("proc/cmdline")).unwrap_or_default();
-    let settings: Vec<(&str, &str)> = cmdline
-        .split_whitespace()
-        .filter_map(|word| word.split_once('='))
-        .flat_map(|(name, values)| values.split(',').map(move |value| (name, value)))
-        .collect();
-    if settings.contains(&("iommu", "off")) {
-        return Some("iommu=off");
-    }
-    if settings.contains(&("amd_iommu", "off")) {
-        return Some("amd_iommu=off");
-    }
-    let intel = settings
-        .iter()
-        .rev()
-        .find(|(name, value)| *name == "intel_iommu" && ["on", "off"].contains(value));
-    (intel? == &("intel_iommu", "off")).then_some(INTEL_OFF)
-}
-
 /// What is in the way: a parameter of the kernel, the lack of one, or a setting of the firmware.
 fn iommu_off(sysfs: &Sysfs, bdf: Bdf) -> PreflightError {
-    if let Some(parameter) = disabled_by(sysfs) {
+    if let Some(parameter) = sysfs.iommu_disabled_by() {
         return PreflightError::IommuDisabled { bdf, parameter };
     }
     // The ACPI table by which firmware describes Intel's IOMMUs. AMD's are on by default.

@@ -1,6 +1,6 @@
 //! What sysfs tells of the IOMMU above a device: the addresses that it can map
 //! (Documentation/ABI/testing/sysfs-kernel-iommu_groups) and whether it isolates interrupts. The
-//! kernel's own word, once devices are attached, counts more.
+//! kernel's own word, once devices are attached, counts more. And what keeps the kernel from using it.
 
 use std::fs;
 
@@ -52,7 +52,50 @@ impl ReservedRegion {
     }
 }
 
+/// `vendor_id` of /proc/cpuinfo: who makes no other IOMMUs than Intel's.
+const INTEL: [&str; 1] = ["GenuineIntel"];
+/// The same of AMD's.
+const AMD: [&str; 2] = ["AuthenticAMD", "HygonGenuine"];
+
+/// What turns Intel's IOMMUs off.
+pub const INTEL_OFF: &str = "intel_iommu=off";
+
 impl Sysfs {
+    /// The kernel's parameter that turns the host's IOMMU off: of several `intel_iommu=` the last
+    /// counts (drivers/iommu/intel/iommu.c), `off` of the others is final. That of the other
+    /// vendor's IOMMU does nothing.
+    pub fn iommu_disabled_by(&self) -> Option<&'static str> {
+        let cmdline = fs::read_to_string(self.path("proc/cmdline")).unwrap_or_default();
+        let settings: Vec<(&str, &str)> = cmdline
+            .split_whitespace()
+            .filter_map(|word| word.split_once('='))
+            .flat_map(|(name, values)| values.split(',').map(move |value| (name, value)))
+            .collect();
+        if settings.contains(&("iommu", "off")) {
+            return Some("iommu=off");
+        }
+        if settings.contains(&("amd_iommu", "off")) && !self.lacks_iommu("IVRS", &INTEL) {
+            return Some("amd_iommu=off");
+        }
+        let mut switches = settings.iter().rev();
+        let last =
+            switches.find(|(name, value)| *name == "intel_iommu" && ["on", "off"].contains(value));
+        let is_off = last? == &("intel_iommu", "off") && !self.lacks_iommu("DMAR", &AMD);
+        is_off.then_some(INTEL_OFF)
+    }
+
+    /// Whether the processor is of `others`, who do not make the IOMMUs that firmware describes in
+    /// `table`, and firmware has no such table (a virtual machine may).
+    fn lacks_iommu(&self, table: &str, others: &[&str]) -> bool {
+        let tables = self.path("sys/firmware/acpi/tables");
+        let cpuinfo = fs::read_to_string(self.path("proc/cpuinfo")).unwrap_or_default();
+        let vendor = cpuinfo.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            (name.trim() == "vendor_id").then(|| value.trim())
+        });
+        vendor.is_some_and(|vendor| others.contains(&vendor)) && !tables.join(table).exists()
+    }
+
     /// Address bits of the IOMMU above `bdf`; `None` where sysfs does not tell (AMD's).
     pub fn iommu_bits(&self, bdf: Bdf) -> Option<u32> {
         let cap = self.device_path(bdf).join("iommu/intel-iommu/cap");
@@ -146,6 +189,7 @@ fn without(range: &Range, hole: &Range) -> impl Iterator<Item = Range> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::tree;
 
     #[test]
     fn an_intel_iommu_reaches_as_far_as_its_tables_and_its_hardware() {
@@ -195,5 +239,37 @@ mod tests {
         assert_eq!(parts, expected);
         assert_eq!(without(&expected[0], &region.range).count(), 1);
         assert!(parse_region("nonsense").is_none());
+    }
+
+    #[test]
+    fn the_parameter_of_another_vendors_iommu_turns_nothing_off() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = Sysfs::below(root.path());
+        let put = |file: &str, text: &str| tree::rewrite(root.path(), file, text).unwrap();
+        let both = "quiet amd_iommu=off intel_iommu=off\n";
+        for (vendor, cmdline, parameter) in [
+            ("GenuineIntel", both, Some(INTEL_OFF)),
+            ("GenuineIntel", "amd_iommu=off", None),
+            ("AuthenticAMD", "intel_iommu=off", None),
+            ("AuthenticAMD", both, Some("amd_iommu=off")),
+            ("HygonGenuine", "intel_iommu=off", None),
+            (
+                "HygonGenuine",
+                "intel_iommu=off iommu=off",
+                Some("iommu=off"),
+            ),
+            ("CentaurHauls", "intel_iommu=off", Some(INTEL_OFF)),
+            ("CentaurHauls", "amd_iommu=off", Some("amd_iommu=off")),
+        ] {
+            let cpuinfo = format!("processor\t: 0\nvendor_id\t: {vendor}\n");
+            put("proc/cpuinfo", &cpuinfo);
+            put("proc/cmdline", cmdline);
+            assert_eq!(sysfs.iommu_disabled_by(), parameter, "{vendor}: {cmdline}");
+        }
+        // A virtual machine may have the one's processor and the other's IOMMU.
+        put("proc/cpuinfo", "vendor_id\t: AuthenticAMD\n");
+        put("proc/cmdline", "intel_iommu=off");
+        put("sys/firmware/acpi/tables/DMAR", "");
+        assert_eq!(sysfs.iommu_disabled_by(), Some(INTEL_OFF));
     }
 }

@@ -3,8 +3,9 @@
 use devices::assign::preflight::{self, PreflightError};
 use devices::assign::rom::{check_clique, rom_bar};
 use devices::assign::{AssignError, DeviceOptions};
-use devices::host::Sysfs;
 use devices::host::function::HostInterrupts;
+use devices::host::uses::Usage;
+use devices::host::{HostDevice, Sysfs};
 use devices::pci::address::Bdf;
 use devices::pci::bar::BarInfo;
 use devices::remedy::Remedy;
@@ -37,6 +38,7 @@ pub fn all(report: &mut Report, sysfs: &Sysfs, config: &Config) -> Vec<Device> {
         let count = bdfs.len();
         report.fail("devices", None, &HostError::Slots { count }.into());
     }
+    let usage = Usage::new(sysfs);
     let mut devices: Vec<Device> = Vec::new();
     for (number, bdf) in bdfs.iter().enumerate() {
         if bdfs.iter().take(number).any(|other| other == bdf) {
@@ -46,7 +48,7 @@ pub fn all(report: &mut Report, sysfs: &Sysfs, config: &Config) -> Vec<Device> {
                 &PreflightError::Duplicate(*bdf).into(),
             );
         } else {
-            devices.extend(one(report, sysfs, config, number, *bdf));
+            devices.extend(one(report, &usage, config, number, *bdf));
         }
     }
     let fit = devices.iter().filter_map(|d| Some((d.bdf, d.group?)));
@@ -58,12 +60,13 @@ pub fn all(report: &mut Report, sysfs: &Sysfs, config: &Config) -> Vec<Device> {
 
 fn one(
     report: &mut Report,
-    sysfs: &Sysfs,
+    usage: &Usage<'_>,
     config: &Config,
     number: usize,
     bdf: Bdf,
 ) -> Option<Device> {
-    let (group, problems) = preflight::problems(sysfs, bdf);
+    let sysfs = usage.sysfs();
+    let (group, problems) = preflight::problems(usage, bdf);
     for problem in &problems {
         let topic = match problem {
             PreflightError::GroupMember { .. } => "group",
@@ -74,17 +77,13 @@ fn one(
             _ => "iommu",
         };
         report.fail(topic, Some(bdf), &problem.clone().into());
-        if matches!(problem, PreflightError::HostDriver { .. }) {
-            virtual_functions(report, sysfs, bdf);
-            boot_display(report, sysfs, bdf);
-        }
     }
     if let [PreflightError::NotEndpoint { .. }] = problems.as_slice() {
         return None;
     }
     let host = sysfs.device(bdf)?;
     if !sysfs.has_iommu() {
-        driver_to_come(report, sysfs, bdf);
+        driver_to_come(report, usage, &host);
     }
     if problems.is_empty() {
         let driver = host.driver.unwrap_or_default();
@@ -107,8 +106,8 @@ fn one(
 
 /// Without an IOMMU vfio-pci takes no device: the command that binds it would leave it without any
 /// driver now.
-fn driver_to_come(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
-    if let Some(problem) = preflight::driver_problem(sysfs, bdf) {
+fn driver_to_come(report: &mut Report, usage: &Usage<'_>, host: &HostDevice) {
+    if let Some(problem) = preflight::driver_problem(usage, host) {
         let text = match problem {
             PreflightError::HostDriver { driver, uses, .. } => {
                 format!("it is bound to the host driver {driver}, not to vfio-pci{uses}")
@@ -116,27 +115,7 @@ fn driver_to_come(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
             _ => "it is not bound to vfio-pci".to_owned(),
         };
         let remedy = "that comes after the IOMMU: ask `mini-vmm check` again then";
-        report.device_warn("driver", bdf, &text, Remedy::advice(remedy));
-    }
-}
-
-/// Whoever takes a card from its driver takes its virtual functions from whom they serve.
-fn virtual_functions(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
-    let enabled = sysfs.virtual_functions(bdf).map_or(0, |vfs| vfs.enabled);
-    if enabled != 0 {
-        let text = format!("{enabled} virtual functions go with its driver");
-        let remedy = "assign one of those instead (`mini-vmm devices` lists them), or end what uses them first";
-        report.device_warn("driver", bdf, &text, Remedy::advice(remedy));
-    }
-}
-
-/// The host's console goes with the driver of the card that shows it.
-fn boot_display(report: &mut Report, sysfs: &Sysfs, bdf: Bdf) {
-    if sysfs.is_boot_display(bdf) {
-        let text =
-            "it is the display that the host was booted on: its console goes with the driver";
-        let remedy = "end what draws on it (display server), and have another way to the host";
-        report.device_warn("driver", bdf, text, Remedy::advice(remedy));
+        report.device_warn("driver", host.bdf, &text, Remedy::advice(remedy));
     }
 }
 

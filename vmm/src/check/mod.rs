@@ -193,3 +193,5 @@ mod command_tests;
 mod damage_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod uses_tests;

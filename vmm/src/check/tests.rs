@@ -75,7 +75,7 @@ impl Lab {
         tree::relink(self.root.path(), &link, driver.as_deref()).unwrap();
     }
 
-    fn write(&self, file: &str, text: &str) {
+    pub fn write(&self, file: &str, text: &str) {
         tree::rewrite(self.root.path(), file, text).unwrap();
     }
 }
@@ -322,29 +322,6 @@ fn a_host_without_iommu_says_so_for_every_device_and_how_to_turn_it_on() {
 }
 
 #[test]
-fn what_the_host_uses_is_not_taken_by_a_command() {
-    let lab = Lab::new("group-with-a-network-card");
-    let root = lab.root.path();
-    let nic = root.join("sys/bus/pci/devices/0000:01:00.0/net/eth0");
-    std::fs::create_dir_all(&nic).unwrap();
-    std::fs::create_dir_all(root.join("sys/class/net")).unwrap();
-    std::fs::write(nic.join("flags"), "0x1002\n").unwrap();
-    std::os::unix::fs::symlink(&nic, root.join("sys/class/net/eth0")).unwrap();
-    let down = lab.check(&["01:00.0"]);
-    assert!(down.one(Status::Fail, "driver").fix.is_some());
-    std::fs::write(nic.join("flags"), "0x1003\n").unwrap();
-    for (device, topic) in [("01:00.0", "driver"), ("01:00.1", "group")] {
-        let up = lab.check(&[device]);
-        let failure = up.one(Status::Fail, topic);
-        assert!(failure.text.contains("(eth0 is up)"), "{failure:?}");
-        let advice = failure.advice.as_ref().unwrap();
-        assert!(advice.contains("`ip link set eth0 down`"), "{advice}");
-    }
-    let listed = crate::devices_list::list(&lab.host.sysfs, false);
-    assert!(listed.contains("driver e1000e, eth0 is up"), "{listed}");
-}
-
-#[test]
 fn vectors_that_an_ordinary_user_cannot_see_are_unknown() {
     let lab = Lab::new("iommu-39-bits");
     let config = "sys/bus/pci/devices/0000:00:03.0/config";
@@ -365,11 +342,20 @@ fn a_virtual_function_is_checked_like_any_other() {
     assert_eq!(sizes, [16 << 10, 16 << 10]);
     let iommu = plan.iommu.as_ref().unwrap();
     assert!(iommu.starts_with("iommufd"), "{iommu}");
-    // The physical one is bound to its driver, with which they go.
+    // The physical one is bound to its driver, with which they go, and what they serve with them.
+    let root = lab.root.path();
+    let nic = "sys/bus/pci/devices/0000:01:10.0/net/eth9";
+    lab.write(&format!("{nic}/flags"), "0x1003\n");
+    std::fs::create_dir_all(root.join("sys/class/net")).unwrap();
+    std::os::unix::fs::symlink(root.join(nic), root.join("sys/class/net/eth9")).unwrap();
     let physical = lab.check(&["01:00.0"]);
     assert_eq!(physical.failures(), ["driver"]);
-    let warning = physical.one(Status::Warn, "driver");
-    assert!(warning.text.contains("2 virtual functions"), "{warning:?}");
+    let failure = physical.one(Status::Fail, "driver");
+    let told = "(2 virtual functions go with its driver, eth9 is up)";
+    assert!(failure.text.contains(told), "{failure:?}");
+    let advice = failure.advice.as_ref().unwrap();
+    let none = "`echo 0 > /sys/bus/pci/devices/0000:01:00.0/sriov_numvfs`";
+    assert!(advice.contains(none), "{advice}");
 }
 
 #[test]
