@@ -30,6 +30,15 @@ impl Outcome {
         self.output.lines().any(|line| line.contains(text))
     }
 
+    /// Whether the guest fell over an interrupt at the first instruction of an interrupt's entry, where a CPU has them off: an
+    /// error of the emulated one (docs/lab.md).
+    pub fn has_impossible_interrupt(&self) -> bool {
+        const ENTRY: &str = "asm_common_interrupt+";
+        const INTERRUPTED: &str = "RIP: 0010:irq_entries_start+";
+        let mut lines = self.output.lines().zip(self.output.lines().skip(1));
+        lines.any(|(line, next)| line.contains(ENTRY) && next.contains(INTERRUPTED))
+    }
+
     /// Fails unless a line contains the text.
     pub fn expect(&self, text: &str) -> Verdict {
         if self.has(text) {
@@ -203,6 +212,16 @@ mod tests {
             output: output.to_owned(),
             ..Outcome::default()
         }
+    }
+
+    #[test]
+    fn an_interrupt_within_the_entry_of_another_is_no_cpus_of_this_world() {
+        let twice = "[  107.6]  common_interrupt+0xf/0xa0\r\n[  107.6]  asm_common_interrupt+0x22/0x40\r\n[  107.6] RIP: 0010:irq_entries_start+0x0/0x660\r\n";
+        assert!(outcome(twice).has_impossible_interrupt());
+        let user = twice.replace("irq_entries_start", "delay_tsc");
+        assert!(!outcome(&user).has_impossible_interrupt());
+        let elsewhere = twice.replace("asm_common_interrupt", "asm_exc_page_fault");
+        assert!(!outcome(&elsewhere).has_impossible_interrupt());
     }
 
     #[test]
