@@ -55,8 +55,8 @@ fn tables(results: &Results) -> String {
         text.push_str("\nmini-vmm's times as shares of another's:\n\n");
         text.push_str(&ratios.markdown());
     }
-    text.push_str("\nWhat a GiB of BAR costs mini-vmm, in ms. BARs are mapped beside the guest, so that long mappings contain its share of the \
-         one CPU:\n\n",
+    text.push_str("\nWhat a GiB of BAR costs mini-vmm, in ms. Hosts before 6.15 map BARs beside the guest, so that their mappings \
+         contain its share of the one CPU:\n\n",
     );
     text.push_str(&table::mappings(&measured).markdown());
     for row in measured.iter().filter(|row| is_typical(row)) {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use devices::host::Sysfs;
+use devices::iommu::FAST_BAR_MAPS;
 use devices::pci::place_error::Bytes;
 use devices::remedy::Remedy;
 
@@ -17,9 +18,6 @@ use crate::plan;
 
 /// The first kernel that was tried.
 const TRIED: (u32, u32) = (6, 1);
-/// From here on a BAR is mapped for other devices with entries of 1 GiB
-/// (drivers/vfio/vfio_iommu_type1.c).
-const FAST_BARS: (u32, u32) = (6, 15);
 /// From here on a BAR is mapped into processes with entries of 1 GiB (drivers/vfio/pci).
 const HUGE_FAULTS: (u32, u32) = (6, 12);
 
@@ -47,7 +45,7 @@ pub fn kernel(report: &mut Report, sysfs: &Sysfs, config: &Config) {
             format!("{name}: BARs are mapped with pages of up to 1 GiB"),
         );
     }
-    if version < FAST_BARS && plan::has_peers(config) && config.iommu != Iommu::Iommufd {
+    if version < FAST_BAR_MAPS && plan::has_peers(config) && config.iommu != Iommu::Iommufd {
         let text = format!(
             "{name} maps each 4 KiB page of a BAR on its own for other devices to reach: seconds for each 16 GiB"
         );

@@ -18,6 +18,7 @@ use devices::assign::{
 };
 use devices::bus::Bus;
 use devices::host::Sysfs;
+use devices::iommu::FAST_BAR_MAPS;
 use devices::iommu::choose::choose;
 use devices::pci::address::Bdf;
 use devices::pci::ecam::{ConfigPorts, Ecam, PciBus};
@@ -34,7 +35,7 @@ use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
 use crate::limits::{self, FewFiles};
 use crate::plan::{self, device_options, from_arch, has_peers, io_window, to_arch};
-use crate::profile::{Profile, ProfiledExits, ProfiledFunction, ProfiledIommu};
+use crate::profile::{self, Profile, ProfiledExits, ProfiledFunction, ProfiledIommu};
 use crate::run::FaultHandler;
 use crate::stop::{Outcome, Stop};
 
@@ -239,7 +240,7 @@ impl Placed {
         Ok(Installed {
             assignment: Arc::new(assignment),
             devfns,
-            maps_beside: !nature.bars_by_dmabuf,
+            maps_beside: !nature.bars_by_dmabuf && profile::is_host_older_than(FAST_BAR_MAPS),
             _vfio: vfio,
         })
     }
@@ -263,14 +264,15 @@ impl Installed {
     }
 
     /// Maps BARs for other devices to reach, then lets guest RAM be mapped, which a device waits for
-    /// before it masters the bus. By dma-buf that takes no time and is done at once; else in a thread
-    /// of its own, while the guest starts already.
+    /// before it masters the bus. By dma-buf, or in steps of 1 GiB, that takes little time and is done
+    /// at once; else it is left to what is returned, for a thread to do while the guest starts
+    /// already.
     pub fn map_peers(
         &self,
         ram: &RamPreparation,
         stop: &Arc<Stop>,
         profile: &Arc<Profile>,
-    ) -> Result<(), Error> {
+    ) -> Result<Option<PeerMaps>, Error> {
         let (assignment, stop) = (Arc::clone(&self.assignment), Arc::clone(stop));
         let (ram, profile) = (ram.maps(), Arc::clone(profile));
         let map = move |is_over: &dyn Fn() -> bool| -> Result<(), Error> {
@@ -289,16 +291,13 @@ impl Installed {
             Ok(())
         };
         if !self.maps_beside {
-            return map(&|| false);
+            return map(&|| false).map(|()| None);
         }
-        let work = move || {
+        Ok(Some(PeerMaps(Box::new(move || {
             if let Err(error) = map(&|| stop.is_requested()) {
                 stop.request(Outcome::Failed(error));
             }
-        };
-        // Never joined: at the end of the run it is left behind rather than waited for.
-        let thread = thread::Builder::new().name("peers".to_owned()).spawn(work);
-        thread.map(drop).map_err(Error::system("start a thread"))
+        }))))
     }
 
     /// Tells which device's memory is missing.
@@ -309,6 +308,20 @@ impl Installed {
             let devices: Vec<Bdf> = devices.map(|function| function.bdf()).collect();
             missing_memory(gpa, |gpa| assignment.describe(gpa), &devices)
         })
+    }
+}
+
+/// Mappings of BARs that are made beside the guest.
+pub struct PeerMaps(Box<dyn FnOnce() + Send>);
+
+impl PeerMaps {
+    /// Starts the thread that makes them.
+    pub fn begin(self) -> Result<(), Error> {
+        // Never joined: at the end of the run it is left behind rather than waited for.
+        let thread = thread::Builder::new()
+            .name("peers".to_owned())
+            .spawn(self.0);
+        thread.map(drop).map_err(Error::system("start a thread"))
     }
 }
 

@@ -45,7 +45,7 @@ use crate::run::{VcpuContext, VcpuThreads};
 use crate::signals::Signals;
 use crate::stop::{Outcome, Stop};
 use crate::terminal::RawTerminal;
-use assigned::{Installed, Opening, Placed};
+use assigned::{Installed, Opening, PeerMaps, Placed};
 use ram::RamPreparation;
 
 /// Builds the machine that `config` describes, runs it, and tells how it ended.
@@ -156,10 +156,13 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         let install = |placed: Placed| placed.install(&vm, &slots, &irqs, &prepared.gate);
         placed.map(install).transpose()?
     };
-    match &installed {
+    let peers = match &installed {
         Some(installed) => installed.map_peers(&prepared, &stop, profile)?,
-        None => prepared.maps().allow(),
-    }
+        None => {
+            prepared.maps().allow();
+            None
+        }
+    };
 
     let console = serial_console(&irqs)?;
     let mut ports = Bus::new();
@@ -190,6 +193,8 @@ pub fn run(config: &Config, profile: &Arc<Profile>) -> Result<Outcome, Error> {
         start_gate: prepared.start_gate(),
     };
     let threads = VcpuThreads::start(vcpus, context, &pauses)?;
+    // Not sooner: it would take its time from what the guest waits for.
+    peers.map(PeerMaps::begin).transpose()?;
     let ended = events.run();
     // From now on a second signal ends the process, should the rest take long.
     drop(signals_end_run);

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use devices::iommu::FAST_BAR_MAPS;
+
 use super::report::milliseconds;
 use super::{FIRST_CONFIG_ACCESS, FIRST_INSTRUCTION, Record, Subject};
 
 const GIB: u64 = 1 << 30;
-/// Linux maps a BAR for DMA by huge pages since this version (drivers/vfio/vfio_iommu_type1.c,
-/// vaddr_get_pfns).
-const FAST_BAR_MAPS: (u32, u32) = (6, 15);
 /// Less of the time to the first instruction is not worth a word.
 const WORTH_A_WORD: f64 = 0.2;
 /// Guests of this size gain from reserved huge pages.
@@ -31,6 +30,11 @@ pub struct Facts {
     pub small_pages: bool,
     /// The guest's kernel is one that unpacks itself.
     pub packed_kernel: bool,
+}
+
+/// Whether the kernel that runs is older than `version`; no, where it does not say.
+pub fn is_host_older_than(version: (u32, u32)) -> bool {
+    host_kernel().is_some_and(|found| found < version)
 }
 
 /// The version of the kernel that runs.

@@ -33,7 +33,7 @@ use rustix::thread::gettid;
 use crate::config::UsageError;
 use crate::options::{BootProfile, ProfileMoment};
 
-pub use advice::Facts;
+pub use advice::{Facts, is_host_older_than};
 pub use calls::{ProfiledIommu, ProfiledSlots};
 pub use pci::{ProfiledExits, ProfiledFunction};
 pub use sink::can_create;
