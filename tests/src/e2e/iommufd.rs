@@ -84,7 +84,7 @@ as_user auto-with-group unlimited --iommu auto"#;
 /// Two devices on a kernel that exports no dma-buf (VFIO_DEVICE_FEATURE is known for nothing else here).
 const NO_DMABUF: &str = r#"
 export REFUSED_IOCTL=0x3b75
-both="--vfio $LAB_BDF_edu --vfio $LAB_BDF_nvme"
+both="--iommu auto --vfio $LAB_BDF_edu --vfio $LAB_BDF_nvme"
 guest 'probe wait /dev/nvme0n1; probe mark 0x42' $both >$TMPDIR/said 2>&1
 echo "CASE by-itself status=$(sed -n 's/^VMM EXIT //p' $TMPDIR/said) said=$(grep -a mini-vmm: $TMPDIR/said | tr '\n' ' ')"
 echo "MESSAGES $(grep -ac mini-vmm: $TMPDIR/said)"
