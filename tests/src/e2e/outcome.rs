@@ -33,10 +33,13 @@ impl Outcome {
     /// Whether the guest fell over an interrupt at the first instruction of an interrupt's entry, where a CPU has them off: an
     /// error of the emulated one (docs/lab.md).
     pub fn has_impossible_interrupt(&self) -> bool {
-        const ENTRY: &str = "asm_common_interrupt+";
-        const INTERRUPTED: &str = "RIP: 0010:irq_entries_start+";
+        // The kernel's entries of interrupts: of devices, and of the local APIC.
+        const ENTRIES: [&str; 2] = ["asm_common_interrupt+", "asm_sysvec_"];
+        const STARTS: [&str; 2] = ["RIP: 0010:irq_entries_start+", "RIP: 0010:asm_sysvec_"];
+        let is_entry = |line: &str| ENTRIES.iter().any(|entry| line.contains(entry));
+        let is_start = |line: &str| STARTS.iter().any(|start| line.contains(start));
         let mut lines = self.output.lines().zip(self.output.lines().skip(1));
-        lines.any(|(line, next)| line.contains(ENTRY) && next.contains(INTERRUPTED))
+        lines.any(|(line, next)| is_entry(line) && is_start(next))
     }
 
     /// Fails unless a line contains the text.
@@ -218,6 +221,8 @@ mod tests {
     fn an_interrupt_within_the_entry_of_another_is_no_cpus_of_this_world() {
         let twice = "[  107.6]  common_interrupt+0xf/0xa0\r\n[  107.6]  asm_common_interrupt+0x22/0x40\r\n[  107.6] RIP: 0010:irq_entries_start+0x0/0x660\r\n";
         assert!(outcome(twice).has_impossible_interrupt());
+        let timer = "[   21.6]  asm_sysvec_apic_timer_interrupt+0x1a/0x20\r\n[   21.6] RIP: 0010:asm_sysvec_apic_timer_interrupt+0x0/0x20\r\n";
+        assert!(outcome(timer).has_impossible_interrupt());
         let user = twice.replace("irq_entries_start", "delay_tsc");
         assert!(!outcome(&user).has_impossible_interrupt());
         let elsewhere = twice.replace("asm_common_interrupt", "asm_exc_page_fault");
