@@ -155,7 +155,6 @@ pub enum LayoutError {
     },
 }
 
-/// `size` in the greatest unit that tells it exactly.
 /// The next size that could be asked for.
 fn next(size: u64, granule: u64) -> String {
     match size.max(1).checked_next_multiple_of(granule) {
@@ -164,6 +163,7 @@ fn next(size: u64, granule: u64) -> String {
     }
 }
 
+/// `size` in the greatest unit that tells it exactly.
 fn in_units(size: u64) -> String {
     let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
     let whole = |(shift, _): &(u32, &str)| size != 0 && size.is_multiple_of(1 << shift);

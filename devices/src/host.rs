@@ -176,6 +176,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_release_has_a_version() {
+        let root = tempfile::tempdir().unwrap();
+        let version = |release: &str| {
+            let file = "proc/sys/kernel/osrelease";
+            tree::rewrite(root.path(), file, release).unwrap();
+            Sysfs::below(root.path()).kernel_version()
+        };
+        assert_eq!(version("7.3.4+deb13-amd64"), Some((7, 3)));
+        assert_eq!(version("6.1.0-37-amd64"), Some((6, 1)));
+        assert_eq!(version("linux"), None);
+    }
+
+    #[test]
     fn a_device_is_at_its_node_or_at_none() {
         let root = tempfile::tempdir().unwrap();
         let sysfs = Sysfs::below(root.path());

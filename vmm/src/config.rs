@@ -235,14 +235,11 @@ where
     T: Into<std::ffi::OsString> + Clone,
 {
     let arguments: Vec<std::ffi::OsString> = arguments.into_iter().map(Into::into).collect();
-    let command = arguments
-        .get(1)
-        .and_then(|word| word.to_str())
-        .map(str::to_owned);
-    let parsed = match command.as_deref() {
+    let command = arguments.get(1).and_then(|word| word.to_str());
+    let parsed = match command {
         Some("check") => commands::check(&arguments),
         Some("devices") => commands::devices(&arguments),
-        _ => Config::try_parse_from(arguments).map(|config| Command::Run(Box::new(config))),
+        _ => Config::try_parse_from(&arguments).map(|config| Command::Run(Box::new(config))),
     };
     match parsed {
         Ok(command) => Ok(command),
@@ -255,7 +252,7 @@ where
             Ok(Command::Print(error.to_string()))
         }
         Err(error) => Err(UsageError::Options(
-            stray_word(command.as_deref(), &error).unwrap_or_else(|| one_line(&error)),
+            stray_word(command, &error).unwrap_or_else(|| one_line(&error)),
         )),
     }
 }

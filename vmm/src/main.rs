@@ -112,5 +112,5 @@ fn report(outcome: &Outcome) -> ExitCode {
 }
 
 fn say(error: &Error) {
-    log::end(&chain(error).to_string());
+    log::end(&chain(error));
 }

@@ -242,7 +242,9 @@ pub fn problems(usage: &Usage<'_>, bdf: Bdf) -> (Option<u32>, Vec<PreflightError
     let Some(device) = sysfs.device(bdf) else {
         return (None, vec![PreflightError::Absent(bdf)]);
     };
-    if let Some(header) = sysfs.header_layout(bdf).filter(|header| *header != 0) {
+    // VFIO takes no bridge (drivers/vfio/pci/vfio_pci_core.c), so that a boot has nothing to read.
+    let header = || sysfs.header_layout(bdf).filter(|header| *header != 0);
+    if let Some(header) = (!device.has_vfio()).then(header).flatten() {
         return (None, vec![PreflightError::NotEndpoint { bdf, header }]);
     }
     if !sysfs.has_iommu() {

@@ -35,7 +35,7 @@ use crate::kvm::routes::VmIrqs;
 use crate::kvm::vm;
 use crate::limits::{self, FewFiles};
 use crate::plan::{self, device_options, from_arch, has_peers, io_window, to_arch};
-use crate::profile::{self, Profile, ProfiledExits, ProfiledFunction, ProfiledIommu};
+use crate::profile::{Profile, ProfiledExits, ProfiledFunction, ProfiledIommu};
 use crate::run::FaultHandler;
 use crate::stop::{Outcome, Stop};
 
@@ -240,7 +240,7 @@ impl Placed {
         Ok(Installed {
             assignment: Arc::new(assignment),
             devfns,
-            maps_beside: !nature.bars_by_dmabuf && profile::is_host_older_than(FAST_BAR_MAPS),
+            maps_beside: !nature.bars_by_dmabuf && Sysfs::default().is_older_than(FAST_BAR_MAPS),
             _vfio: vfio,
         })
     }

@@ -32,22 +32,6 @@ pub struct Facts {
     pub packed_kernel: bool,
 }
 
-/// Whether the kernel that runs is older than `version`; no, where it does not say.
-pub fn is_host_older_than(version: (u32, u32)) -> bool {
-    host_kernel().is_some_and(|found| found < version)
-}
-
-/// The version of the kernel that runs.
-pub fn host_kernel() -> Option<(u32, u32)> {
-    parse_release(rustix::system::uname().release().to_str().ok()?)
-}
-
-fn parse_release(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    let mut next = || numbers.next()?.parse().ok();
-    Some((next()?, next()?))
-}
-
 /// Sentences, the most worthwhile first; none when nothing is known that would help.
 pub fn advice(record: &Record) -> Vec<String> {
     let rules = [bars, unpacking, bars_at_exit, pages, devices, kernel];
@@ -236,12 +220,5 @@ mod tests {
         assert_eq!(advice(&record), [""; 0]);
         record.facts.packed_kernel = true;
         assert!(advice(&record)[0].contains("vmlinux"));
-    }
-
-    #[test]
-    fn a_release_has_a_version() {
-        assert_eq!(parse_release("7.3.4+deb13-amd64"), Some((7, 3)));
-        assert_eq!(parse_release("6.1.0-37-amd64"), Some((6, 1)));
-        assert_eq!(parse_release("linux"), None);
     }
 }

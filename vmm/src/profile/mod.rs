@@ -26,6 +26,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use devices::host::Sysfs;
 use devices::pci::address::Bdf;
 use parking_lot::Mutex;
 use rustix::thread::gettid;
@@ -33,7 +34,7 @@ use rustix::thread::gettid;
 use crate::config::UsageError;
 use crate::options::{BootProfile, ProfileMoment};
 
-pub use advice::{Facts, is_host_older_than};
+pub use advice::Facts;
 pub use calls::{ProfiledIommu, ProfiledSlots};
 pub use pci::{ProfiledExits, ProfiledFunction};
 pub use sink::can_create;
@@ -240,7 +241,7 @@ impl Profile {
 
     fn snapshot(&self) -> Record {
         let mut record = self.record.lock().clone();
-        record.facts.kernel = advice::host_kernel();
+        record.facts.kernel = Sysfs::default().kernel_version();
         record.sort();
         record
     }
